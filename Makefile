@@ -1,0 +1,29 @@
+# make run: watch the engine.  make test: everything that must be green.  Both set up what they need.
+PYTHON ?= python3
+VENV := .venv
+INSTALLED := $(VENV)/.installed
+
+.PHONY: run test check format clean
+
+run: $(INSTALLED)
+	@$(VENV)/bin/nanoviz $(ARGS)
+
+test: check
+	$(VENV)/bin/pytest
+
+check: $(INSTALLED)
+	$(VENV)/bin/ruff format --check app engine tests
+	$(VENV)/bin/ruff check app engine tests
+	$(VENV)/bin/mypy
+
+format: $(INSTALLED)
+	$(VENV)/bin/ruff format app engine tests
+	$(VENV)/bin/ruff check --fix app engine tests
+
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
