@@ -41,6 +41,8 @@ class ScheduledRequest:
 class SchedulerOutput:
     """The decision of one step: the whole contract between scheduler and model runner."""
 
+    time: float
+    """When it was decided, by the engine's clock."""
     scheduled: tuple[ScheduledRequest, ...]
     preemptions: tuple[Preemption, ...]
     blocked: Blocked | None
@@ -87,14 +89,14 @@ class Scheduler:
         self._finish(request, FinishReason.ABORT)
         return request
 
-    def schedule(self) -> SchedulerOutput:
-        """Decide the next step. Call `update_from_output` with the result before anything else."""
+    def schedule(self, now: float = 0.0) -> SchedulerOutput:
+        """Decide the next step, at engine time `now`; apply it with `update_from_output` before anything else."""
         step = _Step(self.config.max_num_batched_tokens, self._cap_per_request())
         self._schedule_running(step)
         blocked = self._schedule_waiting(step)
         finished = tuple(self._finished_request_ids)
         self._finished_request_ids.clear()
-        return SchedulerOutput(tuple(step.scheduled), tuple(step.preemptions), blocked, finished)
+        return SchedulerOutput(now, tuple(step.scheduled), tuple(step.preemptions), blocked, finished)
 
     def update_from_output(
         self, output: SchedulerOutput, sampled: Mapping[str, int], stopped: Collection[str] = (), now: float = 0.0
@@ -102,7 +104,7 @@ class Scheduler:
         """Apply a decision and its outcome to the requests; returns those that ended, in order.
 
         `sampled`: the new token of each request that sampled. `stopped`: ids whose text completed a stop string with
-        it. `now`: engine clock, for the requests' times.
+        it. `now`: when the tokens were there, by the engine's clock.
         """
         for preemption in output.preemptions:
             request = self.requests[preemption.request_id]
@@ -117,6 +119,8 @@ class Scheduler:
             if decision.admitted:
                 request.status = RequestStatus.RUNNING
                 request.num_cached_tokens = decision.num_cached_tokens
+                if request.times.first_scheduled is None:
+                    request.times.first_scheduled = output.time
             request.num_computed_tokens = decision.end
             request.max_computed_tokens = max(request.max_computed_tokens, decision.end)
             if item.sampling_params is None:

@@ -1,0 +1,140 @@
+"""Self-check at start: does this machine keep the promise that a schedule never changes a result?
+
+Which matrix kernels a machine has decides how many rows have to come together before their results stop depending on
+each other. So it is tried, at the model's own shapes: one prompt computed whole and alone, then in pieces beside
+another request. Layers have the same shapes, so the first and the last of them are enough, and it takes a moment only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from engine.attention import ATTENTION, ROW_TILE, SPLIT
+from engine.config import EngineConfig
+from engine.progress import ModelError
+from engine.request import Request, SamplingParams
+from engine.runner import ModelRunner
+from engine.sampler import Sampler
+from engine.scheduler import Scheduler
+
+ROW_TILES = (ROW_TILE, 2 * ROW_TILE, 4 * ROW_TILE, 8 * ROW_TILE)
+NUM_TOKENS = SPLIT + 6
+"""Prompt length: enough for a second split of keys."""
+TOLERANCE = 0.02
+"""Largest difference to the model's own attention, as a share of the logits' spread: far above rounding in any
+dtype, far below what a wrong mask or position makes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exactness:
+    """`bitwise`: logits are the same bits whatever the schedule. `max_difference`: the largest one seen in the check.
+
+    Only float32 is ever called bitwise: in the short types rare differences escape a check this small.
+    """
+
+    bitwise: bool
+    row_tile: int
+    max_difference: float = 0.0
+
+    def __str__(self) -> str:
+        if self.bitwise:
+            return "bitwise"
+        seen = f"logits differ by up to {self.max_difference:.2g}" if self.max_difference else "no difference seen"
+        return f"best effort ({seen} in the self-check)"
+
+
+def self_check(runner: ModelRunner, config: EngineConfig) -> Exactness:
+    """Try the runner out on its own model and set the narrowest row tile that keeps results exact.
+
+    Raises ModelError if the paged attention does not compute what the model's own attention does: then the
+    architecture needs something that a causal paged cache does not give.
+    """
+    length = min(NUM_TOKENS, config.max_model_len - 2)
+    vocab_size = runner.model.get_input_embeddings().weight.shape[0]
+    prompt = [(7 * i + i * i) % vocab_size for i in range(length)]
+    mate = [(11 * i + 3) % vocab_size for i in range(length // 3 + 1)]
+    differences: list[float] = []
+    with _two_layers(runner.model):
+        for tile in ROW_TILES:
+            runner.row_tile = tile
+            alone = _logits(runner, config, [prompt], budget=length)
+            mixed = _logits(runner, config, [mate, prompt], budget=29)
+            if not differences:
+                _compare_with_own_attention(runner, prompt, alone[0])
+            differences.append(max(float((a - b).abs().max()) for a, b in zip(alone, mixed, strict=True)))
+            if differences[-1] == 0.0:
+                return Exactness(runner.model.dtype == torch.float32, tile)
+    runner.row_tile = ROW_TILE
+    return Exactness(False, ROW_TILE, differences[0])
+
+
+@contextmanager
+def _two_layers(model: PreTrainedModel) -> Iterator[None]:
+    """Leave only the first and the last decoder layer in place, where the architecture keeps them in `layers`."""
+    base = model.base_model
+    layers = getattr(base, "layers", None)
+    if not isinstance(layers, torch.nn.ModuleList) or len(layers) <= 2:
+        yield
+        return
+    base.layers = torch.nn.ModuleList([layers[0], layers[-1]])
+    try:
+        yield
+    finally:
+        base.layers = layers
+
+
+class _Recorder(Sampler):
+    """Keeps the logits of the request that is named last."""
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__()
+        self.request_id = request_id
+        self.logits: list[Tensor] = []
+
+    def sample(self, logits: Tensor, requests: Sequence[tuple[str, SamplingParams]]) -> list[int]:
+        for row, (request_id, _) in zip(logits, requests, strict=True):
+            if request_id == self.request_id:
+                self.logits.append(row.float())
+        return super().sample(logits, requests)
+
+
+def _logits(runner: ModelRunner, config: EngineConfig, prompts: Sequence[list[int]], budget: int) -> list[Tensor]:
+    """Serve the prompts for two tokens each; the logits that the last of them sampled from."""
+    check = replace(
+        config, max_num_batched_tokens=budget, max_num_seqs=2, enable_chunked_prefill=True, enable_prefix_caching=False
+    )
+    scheduler = Scheduler(check)
+    for index, prompt in enumerate(prompts):
+        scheduler.add_request(Request(str(index), prompt, SamplingParams(max_tokens=2)))
+    recorder = _Recorder(str(len(prompts) - 1))
+    sampler, runner.sampler = runner.sampler, recorder
+    try:
+        while scheduler.requests:
+            output = scheduler.schedule()
+            scheduler.update_from_output(output, runner.execute(output).sampled)
+    finally:
+        runner.sampler = sampler
+    return recorder.logits
+
+
+@torch.inference_mode()
+def _compare_with_own_attention(runner: ModelRunner, prompt: list[int], ours: Tensor) -> None:
+    model = runner.model
+    model.set_attn_implementation("sdpa")
+    try:
+        ids = torch.tensor([prompt], device=model.device)
+        theirs = model(input_ids=ids, use_cache=False, logits_to_keep=1).logits[0, -1].float()
+    finally:
+        model.set_attn_implementation(ATTENTION)
+    difference = float((ours - theirs).abs().max() / theirs.std().clamp(min=1e-6))
+    if not difference < TOLERANCE * (1 if model.dtype == torch.float32 else 10):
+        raise ModelError(
+            f"this {model.config.model_type} model does not give the same results on the paged cache (off by "
+            f"{difference:.2g} of the logits' spread): its attention is more than plain causal. It cannot be run."
+        )
