@@ -1,0 +1,1 @@
+"""Data that ships with nanoviz: the prompts behind its keys."""

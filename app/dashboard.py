@@ -1,0 +1,250 @@
+"""Dashboard: the Textual app. It asks for traces many times a second, folds them into a view, and shows the panels."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Iterable
+from typing import ClassVar, Protocol
+
+from textual.app import App, ComposeResult, SystemCommand
+from textual.binding import BindingType
+from textual.containers import Horizontal, Vertical
+from textual.screen import Screen
+from textual.widgets import Footer, Static
+
+from app import prompts, protocol
+from app.commands import COMMANDS
+from app.engine_process import EngineProcess
+from app.panels.banner import Banner
+from app.panels.blocks import BlocksPanel
+from app.panels.budget import BudgetPanel
+from app.panels.events import EventsPanel
+from app.panels.header import DEAD, IDLE, LOADING, PAUSED, RUNNING, Header
+from app.panels.output import OutputPanel
+from app.panels.panel import Panel
+from app.panels.requests import Pending, RequestsPanel
+from app.panels.step import StepPanel
+from app.protocol import Command, EngineOptions, Event
+from app.screens.help import HelpScreen
+from app.view import EngineView
+from engine.request import SamplingParams
+
+FRAMES_PER_SECOND = 20
+BURST = 6
+SPEEDS = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 0.0)
+"""Steps a second; the last, 0, is as fast as it goes."""
+MIN_WIDTH, MIN_HEIGHT = 60, 16
+WIDTHS = [(0, "-too-narrow"), (MIN_WIDTH, "-narrow"), (100, "-normal"), (160, "-wide")]
+HEIGHTS = [(0, "-too-short"), (MIN_HEIGHT, "-short"), (34, "-medium"), (46, "-tall")]
+"""From how many columns and rows on the screen gets which class; dashboard.tcss says what follows."""
+
+
+class Source(Protocol):
+    """Where events come from and commands go to: the engine's process, or a script in a test."""
+
+    def send(self, command: Command) -> None: ...
+    def drain(self) -> list[Event]: ...
+    def close(self) -> None: ...
+
+
+class Dashboard(App[int]):
+    """Watch one engine. `start` starts it; the dashboard starts it again after a failure if asked to."""
+
+    CSS_PATH = "dashboard.tcss"
+    TITLE = "nanoviz"
+    BINDINGS: ClassVar[list[BindingType]] = [command.binding() for command in COMMANDS]
+    HORIZONTAL_BREAKPOINTS = WIDTHS
+    VERTICAL_BREAKPOINTS = HEIGHTS
+
+    def __init__(self, options: EngineOptions, start: Callable[[EngineOptions], Source] = EngineProcess) -> None:
+        super().__init__()
+        self.options = options
+        self._start = start
+        self._num_sent = 0
+        self._num_prompts: dict[prompts.Label, int] = {"short": 0, "long": 0}
+        self._begin()
+
+    def _begin(self) -> None:
+        """A new engine, of which nothing is known yet."""
+        self.view = EngineView()
+        self.ready: protocol.Ready | None = None
+        self.loading: protocol.Loading | None = protocol.Loading("starting the engine")
+        self.failed: protocol.Failed | None = None
+        self.paused = False
+        self.speed = 0.0
+        self.selected: str | None = None
+        self.pending: dict[str, Pending] = {}
+        self.source = self._start(self.options)
+
+    def compose(self) -> ComposeResult:
+        yield Header(id="header")
+        yield Banner(id="banner")
+        with Horizontal(id="body"):
+            with Vertical(id="left"):
+                yield BudgetPanel(id="budget")
+                yield RequestsPanel(id="requests")
+            with Vertical(id="right"):
+                yield StepPanel(id="step")
+                yield BlocksPanel(id="blocks")
+                yield EventsPanel(id="events")
+                yield OutputPanel(id="output")
+        yield Static(f"nanoviz needs {MIN_WIDTH} columns and {MIN_HEIGHT} rows; q leaves", id="too-small", markup=False)
+        yield Footer(compact=True, show_command_palette=False)
+
+    def on_mount(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGHUP):  # without it they would leave the terminal as it is now
+            loop.add_signal_handler(number, self.exit, 128 + number)
+        self.set_interval(1 / FRAMES_PER_SECOND, self.tick)
+        self.call_after_refresh(self.show)
+
+    def tick(self) -> None:
+        """Take all that has come; draw once if there was anything."""
+        events = self.source.drain()
+        for event in events:
+            self._take(event)
+        if events:
+            self.show()
+
+    def _take(self, event: Event) -> None:
+        match event:
+            case protocol.Stepped(trace):
+                for arrival in trace.arrivals:
+                    self.pending.pop(arrival.request_id, None)
+                self.view.apply(trace)
+            case protocol.Loading():
+                self.loading = event
+            case protocol.Ready():
+                self.ready, self.loading = event, None
+                if not event.bitwise:
+                    self.notify(f"Results are {event.exactness}.", severity="warning", timeout=8, markup=False)
+            case protocol.Accepted(request_id, num_prompt_tokens):
+                if request_id in self.pending:
+                    label = self.pending[request_id].label
+                    state = f"{num_prompt_tokens} tokens, accepted for the next step"
+                    self.pending[request_id] = Pending(request_id, label, state)
+            case protocol.Refused(request_id, reason):
+                self.pending.pop(request_id, None)
+                self.notify(f"Refused: {reason}", severity="warning", timeout=8, markup=False)
+            case protocol.PaceSet(paused, steps_per_second):
+                self.paused, self.speed = paused, steps_per_second
+            case protocol.Failed():
+                # The first failure is the cause; what follows only says that the process is gone as well.
+                self.failed = self.failed or event
+                self.loading = None
+                self.pending.clear()
+
+    def show(self) -> None:
+        """Bring every panel up to the view."""
+        requests = self.query_one(RequestsPanel)
+        requests.view = self.view
+        if self.selected not in requests.order():
+            self.selected = next(iter(requests.order()), None)
+        requests.selected = self.query_one(OutputPanel).selected = self.selected
+        requests.pending = tuple(self.pending.values())
+        header = self.query_one(Header)
+        header.ready, header.state, header.steps_per_second = self.ready, self._state(), self.speed
+        banner = self.query_one(Banner)
+        banner.progress, banner.failed = self.loading, self.failed
+        num_lines = len(banner.lines(self.size.width))
+        banner.display = num_lines > 0
+        banner.styles.height = num_lines
+        for panel in self.query(Panel):
+            panel.show(self.view)
+
+    def _state(self) -> str:
+        if self.failed:
+            return DEAD
+        if self.ready is None:
+            return LOADING
+        if self.paused:
+            return PAUSED
+        trace = self.view.trace
+        busy = trace is not None and (
+            trace.num_waiting or any(self.view.requests[r].finished is None for r in trace.running)
+        )
+        return RUNNING if busy or self.pending else IDLE
+
+    def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
+        for command in COMMANDS:
+            yield SystemCommand(command.title, command.help, lambda name=command.name: self.run_action(name))
+
+    def action_short(self) -> None:
+        self._inject("short")
+
+    def action_long(self) -> None:
+        self._inject("long")
+
+    def action_burst(self) -> None:
+        for _ in range(BURST):
+            self._inject("short")
+
+    def action_abort(self) -> None:
+        if self.selected is not None:
+            self.source.send(protocol.Abort(self.selected))
+
+    def action_next(self) -> None:
+        self._select(1)
+
+    def action_previous(self) -> None:
+        self._select(-1)
+
+    def action_pause(self) -> None:
+        self._set_paused(not self.paused)
+
+    def action_step(self) -> None:
+        if not self.paused:
+            self._set_paused(True)
+        self.source.send(protocol.StepOnce())
+
+    def action_faster(self) -> None:
+        self._change_speed(1)
+
+    def action_slower(self) -> None:
+        self._change_speed(-1)
+
+    def action_restart(self) -> None:
+        self.source.close()
+        self._begin()
+        self.show()
+
+    def action_help(self) -> None:
+        self.push_screen(HelpScreen())
+
+    async def action_quit(self) -> None:
+        self.exit(0)
+
+    def _inject(self, label: prompts.Label) -> None:
+        if self.failed:
+            self.notify("The engine has ended; r starts it again.", severity="warning", markup=False)
+            return
+        prompt = prompts.prompt(label, self._num_prompts[label])
+        self._num_prompts[label] += 1
+        self._num_sent += 1
+        request_id = str(self._num_sent)
+        params = SamplingParams(max_tokens=prompt.max_tokens)
+        # A model with a byte tokenizer needs many more tokens for the same text: it gets the end of it.
+        longest = self.options.config.max_model_len * 3 // 5
+        self.source.send(protocol.AddRequest(request_id, prompt.text, label, params, longest))
+        state = "sent" if self.ready else "waits for the model"
+        self.pending[request_id] = Pending(request_id, label, state)
+        self.show()
+
+    def _select(self, by: int) -> None:
+        order = self.query_one(RequestsPanel).order()
+        if order:
+            position = order.index(self.selected) if self.selected in order else 0
+            self.selected = order[max(0, min(len(order) - 1, position + by))]
+            self.show()
+
+    def _set_paused(self, paused: bool) -> None:
+        self.paused = paused
+        self.source.send(protocol.SetPaused(paused))
+        self.show()
+
+    def _change_speed(self, by: int) -> None:
+        position = SPEEDS.index(self.speed)
+        self.speed = SPEEDS[max(0, min(len(SPEEDS) - 1, position + by))]
+        self.source.send(protocol.SetSpeed(self.speed))
+        self.show()

@@ -1,0 +1,121 @@
+"""EngineProcess: the app's handle on the engine's process. Commands in, events out, and a clean end in any case."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import BinaryIO
+
+import platformdirs
+
+from app import protocol
+from app.protocol import Command, EngineOptions, Event, Failed
+
+CLOSE_SECONDS = 1.0
+MAX_LOG_BYTES = 1 << 20
+
+
+class EngineProcess:
+    """Starts the engine in a child process of its own session, so that neither its output nor its keys are ours.
+
+    Nothing here blocks: events are read by a thread and wait until `drain()` takes them.
+    """
+
+    def __init__(self, options: EngineOptions, log_path: Path | None = None) -> None:
+        self.log_path = log_path or default_log_path()
+        ours, theirs = socket.socketpair()
+        with theirs, _open_log(self.log_path) as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "app.worker", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+                # A second thread of torch that spins while it waits takes the core that the screen needs.
+                env={"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "TOKENIZERS_PARALLELISM": "false"},
+            )
+        self._connection = Connection(ours.detach())
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._closing = False
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        self._send(options)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def send(self, command: Command) -> None:
+        """Queue a command for the engine; one that has died loses it, and says so with a Failed event."""
+        self._send(command)
+
+    def drain(self) -> list[Event]:
+        """All events since the last call, in order."""
+        events = []
+        with suppress(queue.Empty):
+            while True:
+                events.append(self._events.get_nowait())
+        return events
+
+    def close(self) -> None:
+        """End the child and wait until it is gone, CLOSE_SECONDS at most before it is killed."""
+        self._closing = True
+        self._shut_down()
+        try:
+            self._process.wait(CLOSE_SECONDS)
+        except subprocess.TimeoutExpired:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        self._reader.join(CLOSE_SECONDS)
+
+    def _send(self, message: Command | EngineOptions) -> None:
+        # A dead child is the reader's to report.
+        with suppress(OSError):
+            self._connection.send_bytes(protocol.encode(message))
+
+    def _shut_down(self) -> None:
+        """End both directions, which wakes the reader; its thread may be inside the connection, so do not close it."""
+        with suppress(OSError), socket.socket(fileno=os.dup(self._connection.fileno())) as end:
+            end.shutdown(socket.SHUT_RDWR)
+
+    def _read(self) -> None:
+        with suppress(EOFError, OSError):
+            while True:
+                self._events.put(protocol.decode_event(self._connection.recv_bytes()))
+        if not self._closing:
+            self._events.put(Failed(self._epitaph()))
+        self._connection.close()
+
+    def _epitaph(self) -> str:
+        """How a child that closed the connection by itself ended."""
+        try:
+            code = self._process.wait(CLOSE_SECONDS)
+        except subprocess.TimeoutExpired:
+            return "the engine's process closed the connection."
+        if code < 0:
+            return f"the engine's process was killed by signal {-code} ({signal.Signals(-code).name})."
+        return f"the engine's process ended with exit code {code}; its output is in {self.log_path}."
+
+
+def default_log_path() -> Path:
+    return platformdirs.user_log_path("nanoviz") / "worker.log"
+
+
+def _open_log(path: Path) -> BinaryIO:
+    """The log to append to, begun anew when it has grown large; nowhere if it cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        large = path.exists() and path.stat().st_size > MAX_LOG_BYTES
+        return path.open("wb" if large else "ab")
+    except OSError:
+        return Path(os.devnull).open("ab")

@@ -1,0 +1,89 @@
+"""The commands that draw no dashboard: `run` and `verify`. They run the engine in this process."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from engine.config import EngineConfig
+from engine.progress import Progress
+from engine.request import SamplingParams
+from engine.trace import StepTrace, encode
+
+TABLE = "{:>5}  {:>6}  {:>8}  {:>7}  {:>7}  {:>9}  {:>6}"
+COLUMNS = ("step", "tokens", "requests", "prefill", "waiting", "preempted", "blocks")
+
+
+def run(
+    prompts: Sequence[str],
+    params: SamplingParams,
+    config: EngineConfig,
+    *,
+    model: str,
+    dtype: str,
+    device: str,
+    threads: int | None,
+    chat: bool,
+    trace: bool,
+    json: bool,
+) -> None:
+    """Serve the prompts together and print their outputs; or with `json` one trace a line and nothing else."""
+    from engine.build import build_engine
+
+    built = build_engine(model, config, dtype=dtype, device=device, threads=threads, report=report)
+    engine = built.engine
+    ids = [engine.add_request(prompt, params, chat=chat) for prompt in prompts]
+    texts = dict.fromkeys(ids, "")
+    if trace:
+        print(TABLE.format(*COLUMNS))
+    while engine.has_unfinished_requests:
+        step = engine.step()
+        for output in step.outputs:
+            texts[output.request_id] += output.text
+        if json:
+            sys.stdout.buffer.write(encode(step) + b"\n")
+            sys.stdout.buffer.flush()
+        if trace:
+            print(row(step))
+    if json:
+        return
+    for prompt, text in zip(prompts, texts.values(), strict=True):
+        print(f"\n› {prompt}\n{text}")
+
+
+def row(step: StepTrace) -> str:
+    """One step as a line of the table."""
+    used = step.config.num_usable_blocks - step.num_free_blocks
+    prefill = step.num_tokens_of("prefill") + step.num_tokens_of("recompute")
+    numbers = (step.step, step.num_scheduled_tokens, len(step.scheduled), prefill, step.num_waiting)
+    return TABLE.format(*numbers, len(step.preemptions), used)
+
+
+def verify(config: EngineConfig, *, model: str, dtype: str, device: str, threads: int | None) -> bool:
+    """Print the experiment's table; True if all outputs are the same."""
+    from engine.model import load_model
+    from engine.verify import QUESTIONS, configurations
+    from engine.verify import verify as results
+
+    for variant in configurations(config).values():
+        variant.validate()
+    loaded = load_model(model, dtype=dtype, device=device, threads=threads, report=report)
+    print(f"{loaded.name}: {len(QUESTIONS)} chat requests, greedy, each compared with transformers generating it alone")
+    print(f"{'':26}{'steps':>6}{'preempted':>11}{'seconds':>9}  same")
+    all_same = True
+    for result in results(loaded, config):
+        all_same = all_same and result.same
+        steps = str(result.steps) if result.steps else "-"
+        same = "yes" if result.same else "NO"
+        print(f"{result.name:26}{steps:>6}{result.preemptions:>11}{result.seconds:>9.1f}  {same}", flush=True)
+    return all_same
+
+
+def report(progress: Progress) -> None:
+    """Progress on stderr, one line that is written over; silent where nobody watches."""
+    if not sys.stderr.isatty():
+        return
+    share = f" {100 * progress.done // progress.total}%" if progress.total else ""
+    print(f"\r\x1b[2K{progress.what}{share}", end="", file=sys.stderr, flush=True)
+    if not progress.total:
+        print("\r\x1b[2K", end="", file=sys.stderr, flush=True)

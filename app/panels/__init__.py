@@ -1,0 +1,1 @@
+"""The dashboard's panels, one file each: pure drawings of an EngineView."""

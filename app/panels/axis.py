@@ -1,0 +1,26 @@
+"""The time axis that the token budget and the requests share: one column a step, the newest at the right."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from app.view import EngineView, StepBar
+
+WIDE_GUTTER = 27
+NARROW_GUTTER = 17
+WIDE_FROM = 66
+
+
+def gutter(width: int) -> int:
+    """Columns at the left of a panel of this width that hold numbers instead of steps."""
+    return WIDE_GUTTER if width >= WIDE_FROM else NARROW_GUTTER
+
+
+def num_columns(width: int) -> int:
+    return max(0, width - gutter(width))
+
+
+def columns(view: EngineView, width: int) -> list[StepBar]:
+    """The steps that fit, oldest first. The last one stands in the panel's last column."""
+    bars = view.bars
+    return list(islice(bars, max(0, len(bars) - num_columns(width)), None))

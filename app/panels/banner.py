@@ -1,0 +1,38 @@
+"""Banner: under the header while the model loads, and when the engine has ended."""
+
+from __future__ import annotations
+
+from app.palette import BRIGHT, DECODE, DIM, FAINT, PREEMPTED, style
+from app.panels.panel import Panel, Part, wrap_parts
+from app.protocol import Failed, Loading
+from app.text import printable
+
+BAR_WIDTH = 24
+
+
+class Banner(Panel):
+    """Nothing to see once the engine runs."""
+
+    def __init__(self, *, id: str) -> None:
+        super().__init__(id=id)
+        self.progress: Loading | None = None
+        self.failed: Failed | None = None
+
+    def lines(self, width: int) -> list[list[Part]]:
+        if self.failed:
+            keys: list[Part] = [("r", style(BRIGHT, bold=True)), (" starts it again, ", style(DIM))]
+            keys += [("q", style(BRIGHT, bold=True)), (" leaves", style(DIM))]
+            text = f"✗ {printable(self.failed.error)}"
+            return [*wrap_parts([(text, style(PREEMPTED, bold=True))], max(20, width - 2), indent=2), keys]
+        if self.progress is None:
+            return []
+        what, done, total = self.progress.what, self.progress.done, self.progress.total
+        line: list[Part] = [(f"… {printable(what)} ", style(BRIGHT))]
+        if total:
+            filled = BAR_WIDTH * done // total
+            line += [("█" * filled, style(DECODE)), ("░" * (BAR_WIDTH - filled), style(FAINT))]
+            line.append((f" {done / 1e6:.0f} of {total / 1e6:.0f} MB", style(DIM)))
+        return [line, [("  keys work already; what you send waits for the model", style(DIM))]]
+
+    def draw(self, width: int, height: int) -> list[list[Part]]:
+        return self.lines(width)

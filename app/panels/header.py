@@ -1,0 +1,70 @@
+"""Header: what runs, how fast, and how full it is, in one line."""
+
+from __future__ import annotations
+
+from app.palette import BACKGROUND, BRIGHT, DECODE, DIM, PREEMPTED, TEXT, WAITING, style
+from app.panels.panel import Panel, Part
+from app.protocol import Ready
+from app.text import printable
+
+RUNNING, PAUSED, IDLE, LOADING, DEAD = "running", "paused", "idle", "loading", "dead"
+SIGNS = {RUNNING: "▶", PAUSED: "‖", IDLE: "◦", LOADING: "…", DEAD: "✗"}
+
+
+class Header(Panel):
+    """Drops what matters least where room is short."""
+
+    def __init__(self, *, id: str) -> None:
+        super().__init__(id=id)
+        self.ready: Ready | None = None
+        self.state = LOADING
+        self.steps_per_second = 0.0
+
+    def draw(self, width: int, height: int) -> list[list[Part]]:
+        groups = self._groups()
+        while sum(len(text) for _, parts in groups for text, _ in parts) > width and len(groups) > 1:
+            groups.remove(max(groups, key=lambda group: group[0]))
+        return [[part for _, parts in groups for part in parts]]
+
+    def _groups(self) -> list[tuple[int, list[Part]]]:
+        """Groups of parts from left to right, each with how readily it goes: the highest first."""
+        groups: list[tuple[int, list[Part]]] = [(0, [(" nanoviz ", style(BACKGROUND, DECODE, bold=True))])]
+        ready = self.ready
+        if ready:
+            dtype = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}.get(ready.dtype, ready.dtype)
+            groups.append((4, [(f"  {printable(ready.model)}", style(BRIGHT, bold=True))]))
+            if ready.random_weights:
+                groups.append((3, [(" random weights", style(WAITING))]))
+            groups.append((6, [(f" {ready.device} {dtype}", style(DIM))]))
+            exact = "bitwise" if ready.bitwise else "best effort"
+            groups.append((8, [(f" {exact}", style(DIM if ready.bitwise else WAITING))]))
+            groups.append((9, [(" · vllm/fcfs", style(DIM))]))
+        groups.append((1, self._pace()))
+        view = self.view
+        if view.trace is None:
+            return groups
+        trace = view.trace
+        steps, tokens = view.rates() if self.state == RUNNING else (0.0, 0.0)
+        groups.append((7, [(f" {steps:.1f} steps/s", style(DIM))]))
+        groups.append((5, [(f"  {tokens:.0f} tok/s", style(DIM))]))
+        running = sum(view.requests[request_id].finished is None for request_id in trace.running)
+        seats = trace.config.max_num_seqs
+        groups.append((2, [("  run ", style(DIM)), (f"{running}/{seats}", style(BRIGHT, bold=True))]))
+        groups.append((2, [(" wait ", style(DIM)), (f"{trace.num_waiting}", style(WAITING, bold=True))]))
+        color = PREEMPTED if view.num_preemptions else DIM
+        groups.append((3, [(f" ×{view.num_preemptions}", style(color, bold=True)), (" preempted", style(DIM))]))
+        total = trace.config.num_usable_blocks
+        full = 100 * (total - trace.num_free_blocks) // total
+        groups.append((2, [("  KV ", style(DIM)), (f"{full}%", style(PREEMPTED if full >= 95 else BRIGHT, bold=True))]))
+        return groups
+
+    def _pace(self) -> list[Part]:
+        step = f" step {self.view.trace.step:,}" if self.view.trace else ""
+        color = {RUNNING: DECODE, PAUSED: WAITING, DEAD: PREEMPTED}.get(self.state, DIM)
+        parts: list[Part] = [(f"  {SIGNS[self.state]}", style(color, bold=True))]
+        if self.state != RUNNING:
+            parts.append((f" {self.state}", style(color, bold=True)))
+        parts.append((step, style(TEXT, bold=True)))
+        if self.steps_per_second:
+            parts.append((f" ≤{self.steps_per_second:g}/s", style(WAITING)))
+        return parts

@@ -1,0 +1,49 @@
+"""Output: the text of the selected request, its newest piece marked."""
+
+from __future__ import annotations
+
+from app.palette import BACKGROUND, BRIGHT, DECODE, DIM, TEXT, style
+from app.panels.panel import Panel, Part, heading
+from app.text import printable, wrap
+from app.view import RequestView
+from app.words import ended
+
+
+class OutputPanel(Panel):
+    """The end of the text, as much as fits. Whatever stands in it, it is drawn as plain characters."""
+
+    def __init__(self, *, id: str) -> None:
+        super().__init__(id=id)
+        self.selected: str | None = None
+
+    def draw(self, width: int, height: int) -> list[list[Part]]:
+        request = self.view.requests.get(self.selected) if self.selected else None
+        if request is None:
+            return [heading("Output", "", width), [("select a request with j and k", style(DIM))]]
+        lines = [heading("Output", f"{request.letter} · {self._state(request)}", width)]
+        first_line = " ".join(request.prompt.split())
+        lines.append([("› " + printable(first_line), style(DIM))])
+        return lines + self._text(request, width)[-max(1, height - len(lines)) :]
+
+    def _text(self, request: RequestView, width: int) -> list[list[Part]]:
+        wrapped = wrap(request.text, width)
+        lines: list[list[Part]] = [[(line, style(TEXT))] for line in wrapped]
+        trace = self.view.trace
+        is_fresh = trace is not None and request.last_step == trace.step and request.finished is None
+        fresh = printable(request.last_text.rsplit("\n", 1)[-1])
+        if is_fresh and fresh and wrapped[-1].endswith(fresh):
+            kept = wrapped[-1][: -len(fresh)]
+            lines[-1] = [(kept, style(TEXT)), (fresh, style(BACKGROUND, DECODE, bold=True))]
+        elif not request.text:
+            lines = [[("no text yet", style(DIM))]]
+        if request.finished:
+            lines.append([(ended(request.finished), style(BRIGHT))])
+        return lines
+
+    def _state(self, request: RequestView) -> str:
+        trace = self.view.trace
+        if request.finished:
+            return request.finished.reason
+        if trace is not None and request.request_id in trace.running:
+            return request.last.kind if request.last and request.is_prefilling else "decode"
+        return "preempted" if request.preempted_at else "waiting"

@@ -1,0 +1,161 @@
+"""Requests: one row each, its numbers at the left, its life at the right on the step columns of the budget."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from app.palette import (
+    BRIGHT,
+    DIM,
+    FAINT,
+    KIND_COLORS,
+    KIND_GLYPHS,
+    PREEMPTED,
+    PREEMPTED_GLYPH,
+    PREFILL,
+    RECOMPUTE,
+    TEXT,
+    WAITING,
+    owner_cell,
+    owner_letter,
+    style,
+)
+from app.panels.axis import WIDE_GUTTER, gutter, num_columns
+from app.panels.panel import Panel, Part, heading
+from app.text import fit
+from app.view import RequestView
+from app.words import waits
+
+HINTS = (
+    ("s", "a short request"),
+    ("l", "a long one, some 500 tokens"),
+    ("b", "a burst of short ones"),
+    ("?", "what all this means"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A request that was sent and has not been in a trace yet."""
+
+    request_id: str
+    label: str
+    state: str
+
+
+class RequestsPanel(Panel):
+    """Rows are in the scheduler's order: running, a divider, waiting, sent, then those that ended last."""
+
+    def __init__(self, *, id: str) -> None:
+        super().__init__(id=id)
+        self.selected: str | None = None
+        self.pending: tuple[Pending, ...] = ()
+
+    def order(self) -> list[str]:
+        """Ids of all rows that can be selected, from the top."""
+        trace = self.view.trace
+        if trace is None:
+            return []
+        alive = [
+            request_id
+            for request_id in (*trace.running, *trace.waiting)
+            if self.view.requests[request_id].finished is None
+        ]
+        return alive + list(reversed(self.view.finished))
+
+    def draw(self, width: int, height: int) -> list[list[Part]]:
+        trace = self.view.trace
+        running = [r for r in trace.running if not self._ended(r)] if trace else []
+        waiting = [r for r in trace.waiting if not self._ended(r)] if trace else []
+        more = trace.num_waiting - len(trace.waiting) if trace else 0
+        counts = f"running {len(running)} · waiting {len(waiting) + more} · finished {self.view.num_finished}"
+        note = f"{counts} · last {num_columns(width)} steps" if width >= WIDE_GUTTER * 3 else counts
+        lines = [heading("Requests", note, width)]
+        if not running and not waiting and not self.view.finished and not self.pending:
+            return (
+                lines + [[]] + [[(f"  {key}  ", style(BRIGHT, bold=True)), (text, style(TEXT))] for key, text in HINTS]
+            )
+        rows: list[tuple[str | None, list[Part]]] = [(r, self._row(r, width, "running")) for r in running]
+        if waiting or self.pending:
+            rows.append((None, self._divider(width)))
+            rows += [(r, self._row(r, width, "waiting")) for r in waiting]
+            if more:
+                rows.append((None, [(f"    and {more:,} more waiting", style(DIM))]))
+            rows += [(None, self._pending_row(pending)) for pending in self.pending]
+        rows += [(r, self._row(r, width, "ended")) for r in reversed(self.view.finished)]
+        return lines + self._window(rows, height - 1)
+
+    def _window(self, rows: Sequence[tuple[str | None, list[Part]]], height: int) -> list[list[Part]]:
+        """As many rows as fit, with the selected one among them."""
+        position = next((i for i, (request_id, _) in enumerate(rows) if request_id == self.selected), 0)
+        first = max(0, min(position - height // 2, len(rows) - height))
+        if position < height - 1:
+            first = 0
+        shown = [line for _, line in rows[first : first + height]]
+        hidden = len(rows) - first - len(shown)
+        if hidden > 0 and shown:
+            shown[-1] = [(f"    and {hidden + 1:,} more rows (j, k)", style(DIM))]
+        return shown
+
+    def _ended(self, request_id: str) -> bool:
+        return self.view.requests[request_id].finished is not None
+
+    def _divider(self, width: int) -> list[Part]:
+        trace = self.view.trace
+        text = ""
+        if trace and trace.blocked and not self._ended(trace.blocked.request_id):
+            text = f" {self.view.letter(trace.blocked.request_id)} {waits(trace.blocked, trace.config)} "
+        text = fit(text, min(len(text), width - 4))
+        return [("─" * 3, style(FAINT)), (text, style(WAITING)), ("─" * (width - 4 - len(text)), style(FAINT))]
+
+    def _pending_row(self, pending: Pending) -> list[Part]:
+        return [("   ?  ", style(DIM)), (fit(pending.label, 6), style(DIM)), (f" {pending.state}", style(DIM))]
+
+    def _row(self, request_id: str, width: int, state: Literal["running", "waiting", "ended"]) -> list[Part]:
+        request = self.view.requests[request_id]
+        selected = request_id == self.selected
+        letter = owner_cell(request.number) if state == "running" else owner_letter(request.number)
+        text = style(BRIGHT if selected else TEXT if state == "running" else DIM, bold=selected)
+        line: list[Part] = [("▸" if selected else " ", style(BRIGHT, bold=True)), (f" {request.letter} ", letter)]
+        progress, color = self._progress(request, state)
+        look = text if color is None else style(color, bold=selected)
+        times = f"{PREEMPTED_GLYPH}{len(request.preempted_at)}" if request.preempted_at else ""
+        if gutter(width) == WIDE_GUTTER:
+            blocks = f"{request.num_blocks}▦" if request.num_blocks else ""
+            line += [(fit(f" {request.label}", 7), text), (fit(progress, 8), look), (blocks.rjust(4), style(DIM))]
+        else:
+            line.append((fit(f" {progress}", 9), look))
+        line.append((f"{times:>3} ", style(PREEMPTED)))
+        return line + self._life(request, num_columns(width), dim=state == "ended")
+
+    @staticmethod
+    def _progress(request: RequestView, state: str) -> tuple[str, str | None]:
+        """Output against its limit; of a prefill, computed against needed. And its colour, if it has one."""
+        if request.finished:
+            return ("abort" if request.finished.reason == "abort" else "done") + f" {request.num_output_tokens}", None
+        if state == "waiting":
+            return f"{max(request.target, request.num_prompt_tokens)} tok", None
+        if request.is_prefilling and request.last:
+            color = RECOMPUTE if request.last.kind == "recompute" else PREFILL
+            return f"{request.num_computed_tokens}/{request.target}", color
+        return f"{request.num_output_tokens}/{request.max_tokens}", None
+
+    def _life(self, request: RequestView, count: int, *, dim: bool) -> list[Part]:
+        """What it did in each of the last `count` steps."""
+        assert self.view.trace is not None
+        newest = self.view.trace.step
+        oldest = newest - count + 1
+        cells: list[Part] = [(" ", style())] * count
+        for span in reversed(request.spans):
+            last = newest if span.last is None else span.last
+            if last < oldest:
+                break
+            cell = (KIND_GLYPHS[span.kind], style(FAINT if span.kind == "waiting" and dim else KIND_COLORS[span.kind]))
+            for step in range(max(span.first, oldest), last + 1):
+                cells[step - oldest] = cell
+        for step in request.preempted_at:
+            if step >= oldest:
+                cells[step - oldest] = (PREEMPTED_GLYPH, style(PREEMPTED, bold=True))
+        return cells

@@ -1,0 +1,113 @@
+"""What goes through the pipe between the app and the engine's process: commands down, events up."""
+
+from __future__ import annotations
+
+import msgspec
+
+from engine.config import EngineConfig
+from engine.request import SamplingParams
+from engine.trace import StepTrace
+
+
+class _Message(msgspec.Struct, frozen=True, tag=True, tag_field="type"):
+    pass
+
+
+class EngineOptions(_Message, frozen=True):
+    """The first thing that the child is told: what to load and how to run it."""
+
+    model: str
+    dtype: str
+    device: str
+    threads: int | None
+    config: EngineConfig
+
+
+class AddRequest(_Message, frozen=True):
+    """A chat message to answer. `max_prompt_tokens` keeps only the last so many tokens of it."""
+
+    request_id: str
+    prompt: str
+    label: str
+    params: SamplingParams
+    max_prompt_tokens: int | None = None
+
+
+class Abort(_Message, frozen=True):
+    request_id: str
+
+
+class SetPaused(_Message, frozen=True):
+    paused: bool
+
+
+class StepOnce(_Message, frozen=True):
+    """Run one step while paused."""
+
+
+class SetSpeed(_Message, frozen=True):
+    """Most steps a second; 0 means as fast as it goes."""
+
+    steps_per_second: float
+
+
+class Loading(_Message, frozen=True):
+    """The model is on its way. `total` is 0 where there is no measure."""
+
+    what: str
+    done: int = 0
+    total: int = 0
+
+
+class Ready(_Message, frozen=True):
+    """The model is loaded; what the screen says of it."""
+
+    model: str
+    num_parameters: int
+    dtype: str
+    device: str
+    threads: int
+    exactness: str
+    bitwise: bool
+    random_weights: bool
+
+
+class Stepped(_Message, frozen=True):
+    trace: StepTrace
+
+
+class Accepted(_Message, frozen=True):
+    """A request is in the queue; it will be seen in the trace of the next step."""
+
+    request_id: str
+    num_prompt_tokens: int
+
+
+class Refused(_Message, frozen=True):
+    """A request that was not taken, and why."""
+
+    request_id: str
+    reason: str
+
+
+class PaceSet(_Message, frozen=True):
+    """Pause and speed as they are now: the answer to SetPaused, SetSpeed and StepOnce."""
+
+    paused: bool
+    steps_per_second: float
+
+
+class Failed(_Message, frozen=True):
+    """The engine cannot go on: `error` for people, `detail` for a bug report."""
+
+    error: str
+    detail: str = ""
+
+
+Command = AddRequest | Abort | SetPaused | StepOnce | SetSpeed
+Event = Loading | Ready | Stepped | Accepted | Refused | PaceSet | Failed
+
+encode = msgspec.msgpack.Encoder().encode
+decode_options = msgspec.msgpack.Decoder(EngineOptions).decode
+decode_command = msgspec.msgpack.Decoder(Command).decode
+decode_event = msgspec.msgpack.Decoder(Event).decode

@@ -1,0 +1,1 @@
+"""Screens over the dashboard, one file each."""

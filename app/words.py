@@ -1,0 +1,102 @@
+"""The decision of a step in plain words, made from the reasons in its trace and nothing else."""
+
+from __future__ import annotations
+
+from app.palette import CACHED, DECODE, DIM, PREEMPTED, PREFILL, RECOMPUTE, TEXT, WAITING, owner_letter, style
+from app.panels.panel import Part
+from app.view import EngineView
+from engine.config import EngineConfig
+from engine.trace import Blocked, Finished, Preemption, Scheduled, StepTrace
+
+Sentence = list[Part]
+
+
+def explain(trace: StepTrace, view: EngineView) -> list[Sentence]:
+    """Who got what and why, who was thrown out for whom, who got nothing, and what the head of the queue waits for."""
+    if not trace.scheduled and not trace.preemptions:
+        return [[("nothing to compute", style(DIM))]]
+    sentences = [preempted(preemption, view) for preemption in trace.preemptions]
+    decodes = [item.request_id for item in trace.scheduled if item.kind == "decode"]
+    if decodes:
+        sentences.append([*letters(decodes, view), ("decode, 1 token each", style(DECODE))])
+    sentences += [progressed(item, view) for item in trace.scheduled if item.kind != "decode"]
+    served = {item.request_id for item in trace.scheduled}
+    if starved := [request_id for request_id in trace.running if request_id not in served]:
+        sentences.append([*letters(starved, view), ("got nothing: the budget is spent", style(WAITING))])
+    if trace.blocked:
+        sentences.append(
+            [*letters([trace.blocked.request_id], view), (waits(trace.blocked, trace.config), style(WAITING))]
+        )
+    return sentences
+
+
+def letters(request_ids: list[str], view: EngineView) -> Sentence:
+    """Letters of requests in their colours, each with a space behind it."""
+    parts: Sentence = []
+    for request_id in request_ids:
+        request = view.requests.get(request_id)
+        look = owner_letter(request.number) if request else style(DIM)
+        parts.append((f"{view.letter(request_id)} ", look))
+    return parts
+
+
+def progressed(item: Scheduled, view: EngineView) -> Sentence:
+    """One request's piece of prefill or recompute."""
+    color = RECOMPUTE if item.kind == "recompute" else PREFILL
+    verb = "recomputes" if item.kind == "recompute" else "prefills"
+    sentence = letters([item.request_id], view)
+    if item.chunk:
+        amount = f"{verb} {item.num_tokens} more: {item.end} of {item.target}, chunk {item.chunk}"
+    else:
+        amount = f"{verb} {plural(item.num_tokens, 'token')}"
+    sentence.append((amount, style(color)))
+    if item.cut_by:
+        because = "the budget ends here" if item.cut_by == "budget" else "the threshold cuts it"
+        sentence.append((f"; {because}", style(TEXT)))
+    if item.num_cached_tokens:
+        sentence.append((f"; {item.num_cached_tokens} from the prefix cache", style(CACHED)))
+    return sentence
+
+
+def preempted(preemption: Preemption, view: EngineView) -> Sentence:
+    """Who was thrown out, for whom, and what it costs."""
+    sentence: Sentence = [("× ", style(PREEMPTED, bold=True)), *letters([preemption.request_id], view)]
+    needed = plural(preemption.num_needed_blocks, "block")
+    if preemption.request_id == preemption.for_request_id:
+        sentence.append((f"preempts itself: it needs {needed}, ", style(PREEMPTED)))
+        sentence.append((f"{preemption.num_free_blocks} free, nobody behind it", style(PREEMPTED)))
+    else:
+        sentence.append(("preempted for ", style(PREEMPTED)))
+        sentence += letters([preemption.for_request_id], view)
+        sentence.append((f"which needs {needed}, {preemption.num_free_blocks} free", style(PREEMPTED)))
+    freed = plural(preemption.num_freed_blocks, "block")
+    sentence.append((f"; frees {freed}, {plural(preemption.num_lost_tokens, 'token')} to redo", style(TEXT)))
+    return sentence
+
+
+def waits(blocked: Blocked, config: EngineConfig) -> str:
+    """What the head of the queue waits for, as the end of a sentence that begins with its letter."""
+    match blocked.reason:
+        case "seats":
+            return f"waits: all {config.max_num_seqs} seats are taken"
+        case "budget":
+            return f"waits: the budget of {config.max_num_batched_tokens} is spent"
+        case "preemption":
+            return "waits: a step that preempts admits nobody"
+        case "chunking":
+            return f"waits: {blocked.needed} tokens at once, {blocked.available} left in the budget (chunking is off)"
+        case "blocks":
+            kept = f", {blocked.watermark} of them kept by the watermark" if blocked.watermark else ""
+            return f"waits: needs {plural(blocked.needed, 'block')}, {blocked.available} free{kept}"
+
+
+def ended(finished: Finished) -> str:
+    """How a request ended."""
+    tokens = plural(finished.num_output_tokens, "token")
+    if finished.reason == "abort":
+        return f"aborted after {tokens}"
+    return f"done: {tokens}, {finished.reason}"
+
+
+def plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

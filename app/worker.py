@@ -1,0 +1,161 @@
+"""The engine's process: loads the model, obeys commands, runs steps, sends traces.
+
+Started by `app.engine_process` as `python -m app.worker FD` with one end of a socket pair. It has no terminal, and it
+ends with the app: when the app's end of the socket closes, for whatever reason, it kills itself and its children.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+import traceback
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING
+
+from app import protocol
+from app.protocol import Command, EngineOptions, Event
+from engine.config import ConfigError
+from engine.progress import ModelError
+from engine.request import RequestError
+
+if TYPE_CHECKING:
+    from engine.core import LLMEngine
+
+
+class Worker:
+    """The loop around the engine: commands first, then a step if there is one to make and the pace allows it."""
+
+    def __init__(self, engine: LLMEngine, commands: queue.SimpleQueue[Command], connection: Connection) -> None:
+        self._engine = engine
+        self._commands = commands
+        self._connection = connection
+        self._paused = False
+        self._steps_per_second = 0.0
+        self._single_steps = 0
+        self._next_step_at = 0.0
+
+    def run(self) -> None:
+        while True:
+            self._obey_all()
+            send(self._connection, protocol.Stepped(self._engine.step()))
+            self._single_steps = max(0, self._single_steps - 1)
+            if self._steps_per_second:
+                self._next_step_at = max(self._next_step_at + 1 / self._steps_per_second, time.monotonic())
+
+    def _obey_all(self) -> None:
+        """Obey what has come, and go on waiting for more until a step is due."""
+        while True:
+            try:
+                self._obey(self._commands.get(timeout=self._wait()))
+            except queue.Empty:
+                if self._wait() == 0:
+                    return
+
+    def _wait(self) -> float | None:
+        """Seconds until the next step; None if only a command can bring one about."""
+        if not self._engine.has_news or (self._paused and not self._single_steps):
+            return None
+        if self._paused or not self._steps_per_second:
+            return 0
+        return max(0.0, self._next_step_at - time.monotonic())
+
+    def _obey(self, command: Command) -> None:
+        match command:
+            case protocol.AddRequest(request_id, prompt, label, params, max_prompt_tokens):
+                try:
+                    self._engine.add_request(
+                        prompt,
+                        params,
+                        request_id=request_id,
+                        chat=True,
+                        label=label,
+                        truncate_prompt_tokens=max_prompt_tokens,
+                    )
+                except RequestError as error:
+                    send(self._connection, protocol.Refused(request_id, str(error)))
+                else:
+                    request = self._engine.scheduler.requests[request_id]
+                    send(self._connection, protocol.Accepted(request_id, request.num_prompt_tokens))
+                return
+            case protocol.Abort(request_id):
+                self._engine.abort(request_id)
+                return
+            case protocol.SetPaused(paused):
+                self._paused = paused
+                self._single_steps = 0
+            case protocol.StepOnce():
+                self._single_steps += self._paused and self._engine.has_news
+            case protocol.SetSpeed(steps_per_second):
+                self._steps_per_second = steps_per_second
+                self._next_step_at = time.monotonic()
+        send(self._connection, protocol.PaceSet(self._paused, self._steps_per_second))
+
+
+def send(connection: Connection, event: Event) -> None:
+    connection.send_bytes(protocol.encode(event))
+
+
+def serve(connection: Connection) -> None:
+    """Load what the app asks for and run it until the app is gone."""
+    options = protocol.decode_options(connection.recv_bytes())
+    commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(connection, commands), daemon=True).start()
+    try:
+        Worker(_load(options, connection), commands, connection).run()
+    except (ConfigError, RuntimeError, ValueError, MemoryError) as error:
+        expected = isinstance(error, ConfigError | ModelError)
+        text = str(error) if expected else f"the engine stopped: {type(error).__name__}: {error}"
+        traceback.print_exc()
+        send(connection, protocol.Failed(text, "" if expected else traceback.format_exc()))
+    threading.Event().wait()  # stay until the app has read it and closes the connection
+
+
+def _listen(connection: Connection, commands: queue.SimpleQueue[Command]) -> None:
+    """Take commands off the pipe at once, so that none is lost and the app never waits for a step to end."""
+    try:
+        while True:
+            commands.put(protocol.decode_command(connection.recv_bytes()))
+    except (EOFError, OSError):
+        os.killpg(os.getpgid(0), signal.SIGKILL)  # own session: this is us and what we started, such as pip
+
+
+def _load(options: EngineOptions, connection: Connection) -> LLMEngine:
+    send(connection, protocol.Loading("starting the engine"))
+    import torch
+
+    from engine.build import build_engine
+
+    built = build_engine(
+        options.model,
+        options.config,
+        dtype=options.dtype,
+        device=options.device,
+        threads=options.threads,
+        report=lambda progress: send(connection, protocol.Loading(progress.what, progress.done, progress.total)),
+    )
+    model = built.loaded.model
+    ready = protocol.Ready(
+        model=built.loaded.name,
+        num_parameters=model.num_parameters(),
+        dtype=str(model.dtype).removeprefix("torch."),
+        device=str(model.device),
+        threads=torch.get_num_threads(),
+        exactness=str(built.exactness),
+        bitwise=built.exactness.bitwise,
+        random_weights=built.loaded.random_weights,
+    )
+    send(connection, ready)
+    return built.engine
+
+
+if __name__ == "__main__":
+    # The app answers Ctrl+C and closes the connection; the signal itself must not cut a step short.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        serve(Connection(int(sys.argv[1])))
+    except (BrokenPipeError, ConnectionResetError, EOFError):
+        sys.exit(0)

@@ -1,0 +1,39 @@
+"""From a model's name to an engine that serves it: load, self-check, connect."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.config import EngineConfig
+from engine.core import LLMEngine
+from engine.model import LoadedModel, load_model
+from engine.progress import Progress, Report
+from engine.runner import ModelRunner
+from engine.selfcheck import Exactness, self_check
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltEngine:
+    engine: LLMEngine
+    loaded: LoadedModel
+    exactness: Exactness
+
+
+def build_engine(
+    model: str, config: EngineConfig, *, dtype: str, device: str, threads: int | None, report: Report = lambda _: None
+) -> BuiltEngine:
+    """Load the model that `model` names (see `load_model`) and put an engine around it.
+
+    Raises ConfigError or ModelError, each with a text for people.
+    """
+    config.validate()
+    return serve_model(load_model(model, dtype=dtype, device=device, threads=threads, report=report), config, report)
+
+
+def serve_model(loaded: LoadedModel, config: EngineConfig, report: Report = lambda _: None) -> BuiltEngine:
+    """An engine for a model that is loaded already."""
+    runner = ModelRunner(loaded.model, config)
+    report(Progress("checking that schedules do not change results"))
+    exactness = self_check(runner, config)
+    engine = LLMEngine(config, runner, loaded.tokenizer, vocab_size=loaded.vocab_size)
+    return BuiltEngine(engine, loaded, exactness)
