@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import ClassVar, Protocol
 
 from textual.app import App, ComposeResult, SystemCommand
-from textual.binding import BindingType
+from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 from textual.screen import Screen
 from textual.widgets import Footer, Static
@@ -53,7 +53,10 @@ class Dashboard(App[int]):
 
     CSS_PATH = "dashboard.tcss"
     TITLE = "nanoviz"
-    BINDINGS: ClassVar[list[BindingType]] = [command.binding() for command in COMMANDS]
+    BINDINGS: ClassVar[list[BindingType]] = [
+        *(command.binding() for command in COMMANDS),
+        Binding("ctrl+c", "quit", show=False, priority=True),  # on every screen, whatever has the focus
+    ]
     HORIZONTAL_BREAKPOINTS = WIDTHS
     VERTICAL_BREAKPOINTS = HEIGHTS
 

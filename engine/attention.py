@@ -22,6 +22,8 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface
 
+from engine.progress import ModelError
+
 ATTENTION = "nanoviz_paged"
 SPLIT = 128
 """Keys in one split; a multiple of every block size."""
@@ -36,7 +38,7 @@ class PagedKVCache:
     """Keys and values of every layer, in blocks: `[kv_heads, num_blocks * block_size, head_dim]` each.
 
     Block 0, the null block, stays zero: it fills up the block tables of short sequences.
-    Raises ValueError if block_size does not divide SPLIT.
+    Raises ModelError if block_size does not divide SPLIT.
     """
 
     def __init__(
@@ -50,7 +52,7 @@ class PagedKVCache:
         device: torch.device,
     ) -> None:
         if SPLIT % block_size:
-            raise ValueError(f"block_size is {block_size}; the attention needs a divisor of {SPLIT}, such as 16.")
+            raise ModelError(f"block_size is {block_size}; the attention needs a divisor of {SPLIT}, such as 16.")
         self.block_size = block_size
         shape = (num_kv_heads, num_blocks * block_size, head_dim)
         self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
@@ -108,17 +110,17 @@ def paged_attention(
     attention_mask: Tensor | None,
     *,
     paged_batch: PagedBatch,
-    scaling: float,
+    scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Attention over the paged cache, in the form that transformers calls.
 
     query `[1, heads, rows, head_dim]`, key and value `[1, kv_heads, rows, head_dim]`; returns
-    `[1, rows, heads, head_dim]`. Raises ValueError if the architecture asks for more than causal attention.
+    `[1, rows, heads, head_dim]`. Raises ModelError if the architecture asks for more than causal attention.
     """
     for name in ("sliding_window", "softcap", "s_aux"):
         if kwargs.get(name) is not None:
-            raise ValueError(f"this model's attention uses {name}; only plain causal attention is paged here.")
+            raise ModelError(f"this model's attention uses {name}; only plain causal attention is paged here.")
     layer: int = module.layer_idx  # type: ignore[assignment]
     cache = paged_batch.cache
     keys, values = cache.keys[layer], cache.values[layer]
@@ -129,8 +131,9 @@ def paged_attention(
 
     num_heads, num_rows, head_dim = query.shape[1:]
     num_kv_heads = keys.shape[0]
+    scale = head_dim**-0.5 if scaling is None else scaling
     # [rows, kv_heads, group, head_dim]: heads that read the same keys lie together
-    queries = (query[0] * scaling).transpose(0, 1).reshape(num_rows, num_kv_heads, -1, head_dim)
+    queries = (query[0] * scale).transpose(0, 1).reshape(num_rows, num_kv_heads, -1, head_dim)
     out = torch.zeros_like(queries)
     for share in paged_batch.prefills:
         _attend_prefill(queries, keys, values, cache.block_size, share, out)

@@ -91,6 +91,8 @@ class LLMEngine:
         params = params or SamplingParams()
         token_ids = self._token_ids(prompt, chat)
         if truncate_prompt_tokens is not None:
+            if truncate_prompt_tokens < 1:
+                raise RequestError(f"truncate_prompt_tokens is {truncate_prompt_tokens}; keep at least 1 token.")
             token_ids = token_ids[-truncate_prompt_tokens:]
         if request_id is None:
             request_id = self._next_request_id()
@@ -171,8 +173,18 @@ class LLMEngine:
     def generate(
         self, prompts: Sequence[str | Sequence[int]], params: SamplingParams | None = None, *, chat: bool = False
     ) -> list[RequestOutput]:
-        """Serve these prompts to their ends, together; outputs in the prompts' order."""
-        ids = [self.add_request(prompt, params, chat=chat) for prompt in prompts]
+        """Serve these prompts to their ends, together; outputs in the prompts' order.
+
+        Raises RequestError if one of them cannot be served; none is then.
+        """
+        ids: list[str] = []
+        try:
+            for prompt in prompts:
+                ids.append(self.add_request(prompt, params, chat=chat))
+        except RequestError:
+            for request_id in ids:
+                self.abort(request_id)
+            raise
         requests = {request_id: self.scheduler.requests[request_id] for request_id in ids}
         texts = dict.fromkeys(ids, "")
         while any(request.finish_reason is None for request in requests.values()):
@@ -199,6 +211,8 @@ class LLMEngine:
             return list(prompt)
         if self._tokenizer is None:
             raise RequestError("this engine has no tokenizer; give it token ids.")
+        if any("\ud800" <= character <= "\udfff" for character in prompt):
+            raise RequestError("the prompt is not valid text: it holds bytes that are no UTF-8.")
         return self._tokenizer.encode_chat(prompt) if chat else self._tokenizer.encode(prompt)
 
     def _refuse_if_hopeless(self, request_id: str, token_ids: Sequence[int]) -> None:

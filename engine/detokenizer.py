@@ -25,7 +25,8 @@ class Detokenizer:
         # The window that is decoded: some tokens already shown, for their context, then those not yet shown whole.
         self._window = list(prompt_token_ids[-CONTEXT_TOKENS:])
         self._num_context = len(self._window)
-        self._shown = len(_certain(decode(self._window))) if self._window else 0
+        self._prompt_end = decode(self._window) if self._window else ""
+        self._shown = len(self._prompt_end)
         self._held = ""
         self.stopped = False
         """A stop string has been completed; nothing more is shown."""
@@ -36,6 +37,10 @@ class Detokenizer:
             return ""
         self._window.append(token_id)
         text = self._decode(self._window)
+        if not text.startswith(self._prompt_end):
+            # The prompt broke off inside a character and the output has completed it: it belongs to the output.
+            self._shown -= len(REPLACEMENT)
+            self._prompt_end = ""
         certain = _certain(text)
         fresh = certain[self._shown :]
         self._shown = max(self._shown, len(certain))
@@ -43,6 +48,7 @@ class Detokenizer:
             self._window = self._window[self._num_context :]
             self._num_context = len(self._window)
             self._shown = len(self._decode(self._window))
+            self._prompt_end = ""
         return self._release(fresh)
 
     def flush(self) -> str:

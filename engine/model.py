@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING
 
 from engine import smollm2, tiny
 from engine.gguf_file import load_gguf
@@ -103,7 +103,7 @@ def check_config(config: PretrainedConfig) -> None:
     """ModelError unless this is a decoder with plain causal attention in every layer."""
     text = config.get_text_config()
     kind = config.model_type
-    if getattr(config, "is_encoder_decoder", False):
+    if getattr(config, "is_encoder_decoder", False) or type(config) in MODEL_FOR_MASKED_LM_MAPPING:
         raise ModelError(f"a {kind} model has an encoder; this engine runs decoders only (Llama, Qwen, SmolLM ...).")
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ModelError(f"a {kind} model does not generate text; this engine runs causal decoders (Llama, Qwen ...).")

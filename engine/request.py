@@ -54,6 +54,8 @@ class SamplingParams:
             raise RequestError(f"top_p is {self.top_p}; it must be above 0 and at most 1.")
         if self.top_k < 0:
             raise RequestError(f"top_k is {self.top_k}; it must be 0 (all) or more.")
+        if self.seed is not None and not -(2**63) <= self.seed < 2**64:
+            raise RequestError(f"seed is {self.seed}; it must fit into 64 bits.")
         if any(not stop for stop in self.stop):
             raise RequestError("a stop string is empty; it would end every output at once.")
 

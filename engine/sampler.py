@@ -9,6 +9,9 @@ from torch import Tensor
 
 from engine.request import SamplingParams
 
+GREEDY_BELOW = 1e-5
+"""Temperatures below are greedy: dividing by them would overflow (vLLM draws the line here too)."""
+
 
 class Sampler:
     """Greedy, temperature, top-k and top-p; a random generator of its own for each sampling request."""
@@ -20,7 +23,7 @@ class Sampler:
         """One token for each row of `logits [requests, vocab]`."""
         tokens: list[int] = logits.argmax(-1).tolist()
         for row, (request_id, params) in enumerate(requests):
-            if params.temperature > 0:
+            if params.temperature >= GREEDY_BELOW:
                 probabilities = _probabilities(logits[row].float(), params)
                 tokens[row] = int(torch.multinomial(probabilities, 1, generator=self._generator(request_id, params)))
         return tokens
@@ -51,5 +54,6 @@ def _probabilities(logits: Tensor, params: SamplingParams) -> Tensor:
         ordered, order = probabilities.sort(descending=True, stable=True)
         # A token goes when those above it already make up top_p; the best one always stays.
         beyond = ordered.cumsum(-1) - ordered >= params.top_p
+        beyond[0] = False
         probabilities[order[beyond]] = 0
     return probabilities

@@ -60,7 +60,7 @@ def self_check(runner: ModelRunner, config: EngineConfig) -> Exactness:
     prompt = [(7 * i + i * i) % vocab_size for i in range(length)]
     mate = [(11 * i + 3) % vocab_size for i in range(length // 3 + 1)]
     differences: list[float] = []
-    with _two_layers(runner.model):
+    with _two_layers(runner.model), _refusing_what_cannot_run(runner.model):
         for tile in ROW_TILES:
             runner.row_tile = tile
             alone = _logits(runner, config, [prompt], budget=length)
@@ -87,6 +87,18 @@ def _two_layers(model: PreTrainedModel) -> Iterator[None]:
         yield
     finally:
         base.layers = layers
+
+
+@contextmanager
+def _refusing_what_cannot_run(model: PreTrainedModel) -> Iterator[None]:
+    """An architecture that calls its attention in another way fails in its first step: say so in one sentence."""
+    try:
+        yield
+    except (TypeError, ValueError, RuntimeError, AttributeError, IndexError) as error:
+        if isinstance(error, ModelError):
+            raise
+        reason = " ".join(str(error).split())[:200]
+        raise ModelError(f"a {model.config.model_type} model cannot be run on the paged cache: {reason}") from error
 
 
 class _Recorder(Sampler):

