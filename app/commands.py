@@ -36,11 +36,13 @@ COMMANDS = (
     Command("abort", "x", "x", "Abort request", "End the selected request now.", "abort"),
     Command("next", "down,j", "↓", "Next request", "Select the request below; its text is shown."),
     Command("previous", "up,k", "↑", "Previous request", "Select the request above."),
+    Command("follow", "escape", "esc", "Follow the first row", "Let the selection stay on the first row again."),
     Command("pause", "space", "space", "Pause or go on", "Stop before the next step, or go on.", "pause"),
     Command("step", "full_stop", ".", "One step", "Run one step while paused.", "step"),
     Command("faster", "plus,equals_sign", "+", "Faster", "More steps a second; at the end, no limit.", "faster"),
     Command("slower", "minus", "-", "Slower", "Fewer steps a second."),
     Command("restart", "r", "r", "Restart the engine", "Start a dead engine again, or begin anew with an empty one."),
+    Command("screenshot", "S", "S", "Save a picture", "Save the screen as an SVG file."),
     Command("help", "question_mark", "?", "Help", "Keys, and what the panels show.", "help"),
     Command("quit", "q,ctrl+c", "q", "Quit", "Leave; the engine ends with the dashboard.", "quit"),
 )

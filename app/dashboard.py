@@ -77,6 +77,8 @@ class Dashboard(App[int]):
         self.paused = False
         self.speed = 0.0
         self.selected: str | None = None
+        self.following = True
+        """Nobody has chosen a request: the selection stays on the first row."""
         self.pending: dict[str, Pending] = {}
         self.source = self._start(self.options)
 
@@ -142,8 +144,9 @@ class Dashboard(App[int]):
         """Bring every panel up to the view."""
         requests = self.query_one(RequestsPanel)
         requests.view = self.view
-        if self.selected not in requests.order():
-            self.selected = next(iter(requests.order()), None)
+        order = requests.order()
+        if self.following or self.selected not in order:
+            self.selected = next(iter(order), None)
         requests.selected = self.query_one(OutputPanel).selected = self.selected
         requests.pending = tuple(self.pending.values())
         header = self.query_one(Header)
@@ -193,6 +196,10 @@ class Dashboard(App[int]):
     def action_previous(self) -> None:
         self._select(-1)
 
+    def action_follow(self) -> None:
+        self.following = True
+        self.show()
+
     def action_pause(self) -> None:
         self._set_paused(not self.paused)
 
@@ -239,6 +246,7 @@ class Dashboard(App[int]):
         if order:
             position = order.index(self.selected) if self.selected in order else 0
             self.selected = order[max(0, min(len(order) - 1, position + by))]
+            self.following = False
             self.show()
 
     def _set_paused(self, paused: bool) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from app.palette import CACHED, DECODE, DIM, FAINT, PREEMPTED, PREFILL, RECOMPUTE, style
 from app.panels.axis import columns, gutter
 from app.panels.panel import Panel, Part, heading
@@ -70,8 +72,12 @@ class BudgetPanel(Panel):
         return "│"
 
 
-def _column(bar: StepBar, top: int, rows: int) -> list[Part]:
-    """One step's cells, bottom first. A cell holds at most two colours: the two that fill most of it."""
+@lru_cache(maxsize=1024)
+def _column(bar: StepBar, top: int, rows: int) -> tuple[Part, ...]:
+    """One step's cells, bottom first. A cell holds at most two colours: the two that fill most of it.
+
+    A step is drawn again and again while it moves to the left, always the same.
+    """
 
     def level(tokens: int) -> int:
         exact = round(tokens * rows * 8 / top)
@@ -92,7 +98,7 @@ def _column(bar: StepBar, top: int, rows: int) -> list[Part]:
             parts.remove(smallest)
             parts[0] = (parts[0][0] + smallest[0], parts[0][1])
         cells.append(_cell(parts, is_limit=row == limit))
-    return cells
+    return tuple(cells)
 
 
 def _cell(parts: list[tuple[int, str]], *, is_limit: bool) -> Part:

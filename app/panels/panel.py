@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import groupby
+from operator import itemgetter
 
 from rich.cells import cell_len
 from rich.segment import Segment
@@ -60,13 +62,10 @@ class Panel(Widget):
 
 
 def to_strip(parts: Iterable[Part], width: int) -> Strip:
-    """Parts as one line of exactly `width` cells; neighbours that look the same become one segment."""
+    """Parts as one line of exactly `width` cells; neighbours of one style become one segment."""
     segments: list[Segment] = []
-    for text, look in parts:
-        if segments and segments[-1].style == look:
-            segments[-1] = Segment(segments[-1].text + text, look)
-        elif text:
-            segments.append(Segment(text, look))
+    for look, run in groupby(parts, key=itemgetter(1)):
+        segments.append(Segment("".join([text for text, _ in run]), look))
     return Strip(segments).adjust_cell_length(width, style())
 
 

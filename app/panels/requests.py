@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from app.palette import (
@@ -45,6 +46,10 @@ class Pending:
     state: str
 
 
+Row = tuple[str | None, Callable[[], list[Part]]]
+"""A row's request, if it has one, and how to draw it; only rows in sight are drawn."""
+
+
 class RequestsPanel(Panel):
     """Rows are in the scheduler's order: running, a divider, waiting, sent, then those that ended last."""
 
@@ -77,26 +82,24 @@ class RequestsPanel(Panel):
             return (
                 lines + [[]] + [[(f"  {key}  ", style(BRIGHT, bold=True)), (text, style(TEXT))] for key, text in HINTS]
             )
-        rows: list[tuple[str | None, list[Part]]] = [(r, self._row(r, width, "running")) for r in running]
+        rows: list[Row] = [(r, partial(self._row, r, width, "running")) for r in running]
         if waiting or self.pending:
-            rows.append((None, self._divider(width)))
-            rows += [(r, self._row(r, width, "waiting")) for r in waiting]
+            rows.append((None, partial(self._divider, width)))
+            rows += [(r, partial(self._row, r, width, "waiting")) for r in waiting]
             if more:
-                rows.append((None, [(f"    and {more:,} more waiting", style(DIM))]))
-            rows += [(None, self._pending_row(pending)) for pending in self.pending]
-        rows += [(r, self._row(r, width, "ended")) for r in reversed(self.view.finished)]
+                rows.append((None, partial(_note, f"and {more:,} more waiting")))
+            rows += [(None, partial(self._pending_row, pending)) for pending in self.pending]
+        rows += [(r, partial(self._row, r, width, "ended")) for r in reversed(self.view.finished)]
         return lines + self._window(rows, height - 1)
 
-    def _window(self, rows: Sequence[tuple[str | None, list[Part]]], height: int) -> list[list[Part]]:
+    def _window(self, rows: Sequence[Row], height: int) -> list[list[Part]]:
         """As many rows as fit, with the selected one among them."""
         position = next((i for i, (request_id, _) in enumerate(rows) if request_id == self.selected), 0)
-        first = max(0, min(position - height // 2, len(rows) - height))
-        if position < height - 1:
-            first = 0
-        shown = [line for _, line in rows[first : first + height]]
+        first = max(0, min(position - height // 2, len(rows) - height)) if position >= height - 1 else 0
+        shown = [draw() for _, draw in rows[first : first + height]]
         hidden = len(rows) - first - len(shown)
         if hidden > 0 and shown:
-            shown[-1] = [(f"    and {hidden + 1:,} more rows (j, k)", style(DIM))]
+            shown[-1] = _note(f"and {hidden + 1:,} more rows (j, k)")
         return shown
 
     def _ended(self, request_id: str) -> bool:
@@ -159,3 +162,7 @@ class RequestsPanel(Panel):
             if step >= oldest:
                 cells[step - oldest] = (PREEMPTED_GLYPH, style(PREEMPTED, bold=True))
         return cells
+
+
+def _note(text: str) -> list[Part]:
+    return [(f"    {text}", style(DIM))]
