@@ -151,6 +151,7 @@ class Dashboard(App[int]):
         requests.pending = tuple(self.pending.values())
         header = self.query_one(Header)
         header.ready, header.state, header.steps_per_second = self.ready, self._state(), self.speed
+        header.config = self.view.config or self.options.config
         banner = self.query_one(Banner)
         banner.progress, banner.failed = self.loading, self.failed
         num_lines = len(banner.lines(self.size.width))

@@ -98,10 +98,9 @@ class PaceSet(_Message, frozen=True):
 
 
 class Failed(_Message, frozen=True):
-    """The engine cannot go on: `error` for people, `detail` for a bug report."""
+    """The engine cannot go on, and why."""
 
     error: str
-    detail: str = ""
 
 
 Command = AddRequest | Abort | SetPaused | StepOnce | SetSpeed

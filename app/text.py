@@ -25,8 +25,14 @@ def printable(text: str, *, newlines: bool = False) -> str:
     """
     if text.isascii() and text.isprintable():
         return text
-    text = unicodedata.normalize("NFC", text)
-    return "".join(_printable_character(character, newlines) for character in text)
+    signs: list[str] = []
+    for character in text:
+        is_mark = unicodedata.category(character) in ("Mn", "Me")
+        if is_mark and (not signs or not signs[-1] or signs[-1].isspace()):
+            signs.append(HIDDEN)  # with no letter to sit on, it would sit on what stands before the text
+        else:
+            signs.append(_printable_character(character, newlines))
+    return unicodedata.normalize("NFC", "".join(signs))
 
 
 def fit(text: str, width: int) -> str:
@@ -38,16 +44,16 @@ def wrap(text: str, width: int) -> list[str]:
     """Safe lines of at most `width` cells, broken at spaces where there are any."""
     lines = []
     for paragraph in printable(text, newlines=True).split("\n"):
-        line = ""
-        for word in paragraph.replace("\t", TAB).split(" "):
-            candidate = f"{line} {word}" if line else word
-            if cell_len(candidate) <= width:
-                line = candidate
+        line, *words = paragraph.split(" ")
+        *full, line = _chop(line, width)
+        lines += full
+        for word in words:
+            if cell_len(line) + 1 + cell_len(word) <= width:
+                line = f"{line} {word}"
                 continue
-            if line:
-                lines.append(line)
-            *full, line = _chop(word, width)
-            lines += full
+            *full, rest = _chop(word, width)
+            lines += [line, *full]
+            line = rest
         lines.append(line)
     return lines
 

@@ -107,12 +107,13 @@ def serve(connection: Connection) -> None:
     threading.Thread(target=_listen, args=(connection, commands), daemon=True).start()
     try:
         Worker(_load(options, connection), commands, connection).run()
-    except (ConfigError, RuntimeError, ValueError, MemoryError) as error:
+    except (BrokenPipeError, ConnectionResetError):
+        raise  # the app is gone; nobody is there to be told anything
+    except Exception as error:  # the process ends here, and its last words go to the screen
         expected = isinstance(error, ConfigError | ModelError)
         text = str(error) if expected else f"the engine stopped: {type(error).__name__}: {error}"
         traceback.print_exc()
-        send(connection, protocol.Failed(text, "" if expected else traceback.format_exc()))
-    threading.Event().wait()  # stay until the app has read it and closes the connection
+        send(connection, protocol.Failed(text))
 
 
 def _listen(connection: Connection, commands: queue.SimpleQueue[Command]) -> None:

@@ -6,6 +6,7 @@ from app.palette import BACKGROUND, BRIGHT, DECODE, DIM, PREEMPTED, TEXT, WAITIN
 from app.panels.panel import Panel, Part
 from app.protocol import Ready
 from app.text import printable
+from engine.config import EngineConfig
 
 RUNNING, PAUSED, IDLE, LOADING, DEAD = "running", "paused", "idle", "loading", "dead"
 SIGNS = {RUNNING: "▶", PAUSED: "‖", IDLE: "◦", LOADING: "…", DEAD: "✗"}
@@ -19,6 +20,7 @@ class Header(Panel):
         self.ready: Ready | None = None
         self.state = LOADING
         self.steps_per_second = 0.0
+        self.config = EngineConfig()
 
     def draw(self, width: int, height: int) -> list[list[Part]]:
         groups = self._groups()
@@ -39,6 +41,9 @@ class Header(Panel):
             exact = "bitwise" if ready.bitwise else "best effort"
             groups.append((8, [(f" {exact}", style(DIM if ready.bitwise else WAITING))]))
             groups.append((9, [(" · vllm/fcfs", style(DIM))]))
+            pool = f"{self.config.num_usable_blocks}×{self.config.block_size}"
+            text = f" · budget {self.config.max_num_batched_tokens} · {pool} KV"
+            groups.append((10, [(text, style(DIM))]))
         groups.append((1, self._pace()))
         view = self.view
         if view.trace is None:
