@@ -26,7 +26,8 @@ MAX_LOG_BYTES = 1 << 20
 class EngineProcess:
     """Starts the engine in a child process of its own session, so that neither its output nor its keys are ours.
 
-    Nothing here blocks: events are read by a thread and wait until `drain()` takes them.
+    Nothing here waits for a step: events are read by a thread and lie ready for `drain()`, and the child has a thread
+    that takes commands at once.
     """
 
     def __init__(self, options: EngineOptions, log_path: Path | None = None) -> None:
@@ -34,7 +35,8 @@ class EngineProcess:
         ours, theirs = socket.socketpair()
         with theirs, _open_log(self.log_path) as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "app.worker", str(theirs.fileno())],
+                # -P: a folder `app` where the user happens to stand is not ours
+                [sys.executable, "-P", "-m", "app.worker", str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -67,26 +69,23 @@ class EngineProcess:
         return events
 
     def close(self) -> None:
-        """End the child and wait until it is gone, CLOSE_SECONDS at most before it is killed."""
+        """End the child and all that it started. It has nothing to lose: what it keeps on disk it moves there whole."""
         self._closing = True
-        self._shut_down()
-        try:
-            self._process.wait(CLOSE_SECONDS)
-        except subprocess.TimeoutExpired:
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+        self._kill_group()
+        self._process.wait()
         self._reader.join(CLOSE_SECONDS)
+        self._connection.close()
 
     def _send(self, message: Command | EngineOptions) -> None:
         # A dead child is the reader's to report.
         with suppress(OSError):
             self._connection.send_bytes(protocol.encode(message))
 
-    def _shut_down(self) -> None:
-        """End both directions, which wakes the reader; its thread may be inside the connection, so do not close it."""
-        with suppress(OSError), socket.socket(fileno=os.dup(self._connection.fileno())) as end:
-            end.shutdown(socket.SHUT_RDWR)
+    def _kill_group(self) -> None:
+        """Kill the child's session, unless the child has been waited for: then its number may be somebody else's."""
+        if self._process.returncode is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
 
     def _read(self) -> None:
         with suppress(EOFError, OSError):
@@ -94,14 +93,15 @@ class EngineProcess:
                 self._events.put(protocol.decode_event(self._connection.recv_bytes()))
         if not self._closing:
             self._events.put(Failed(self._epitaph()))
-        self._connection.close()
 
     def _epitaph(self) -> str:
         """How a child that closed the connection by itself ended."""
-        try:
-            code = self._process.wait(CLOSE_SECONDS)
-        except subprocess.TimeoutExpired:
-            return "the engine's process closed the connection."
+        # What it has started, such as pip, would live on. Its session can be named until it is reaped, so wait first.
+        if hasattr(os, "waitid"):
+            with suppress(ChildProcessError):
+                os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
+            self._kill_group()
+        code = self._process.wait()
         if code < 0:
             return f"the engine's process was killed by signal {-code} ({signal.Signals(-code).name})."
         return f"the engine's process ended with exit code {code}; its output is in {self.log_path}."

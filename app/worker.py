@@ -42,10 +42,12 @@ class Worker:
     def run(self) -> None:
         while True:
             self._obey_all()
+            if self._steps_per_second:
+                self._next_step_at = max(self._next_step_at, time.monotonic()) + 1 / self._steps_per_second
             send(self._connection, protocol.Stepped(self._engine.step()))
             self._single_steps = max(0, self._single_steps - 1)
-            if self._steps_per_second:
-                self._next_step_at = max(self._next_step_at + 1 / self._steps_per_second, time.monotonic())
+            if not self._engine.has_news:
+                self._single_steps = 0
 
     def _obey_all(self) -> None:
         """Obey what has come, and go on waiting for more until a step is due."""
@@ -122,7 +124,11 @@ def _listen(connection: Connection, commands: queue.SimpleQueue[Command]) -> Non
         while True:
             commands.put(protocol.decode_command(connection.recv_bytes()))
     except (EOFError, OSError):
-        os.killpg(os.getpgid(0), signal.SIGKILL)  # own session: this is us and what we started, such as pip
+        pass  # the app is gone
+    finally:
+        if os.getpgid(0) == os.getpid():  # our own session, as we are started: us and what we started, such as pip
+            os.killpg(0, signal.SIGKILL)
+        os._exit(1)
 
 
 def _load(options: EngineOptions, connection: Connection) -> LLMEngine:

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface
 
+from engine.config import ConfigError
 from engine.progress import ModelError
 
 ATTENTION = "nanoviz_paged"
@@ -29,16 +30,16 @@ SPLIT = 128
 """Keys in one split; a multiple of every block size."""
 ROW_TILE = 8
 """Matrix products are bitwise equal row by row for all row counts that are multiples of this (measured, and
-checked again at start: `engine.runner.self_check`)."""
+checked again at start: `engine.selfcheck`)."""
 MAX_QUERY_ROWS = 4096
-"""Query rows (tokens x heads of a group) scored at once: bounds the memory of a long prompt's scores."""
+"""Query rows (tokens x heads of a group) scored at once: a prompt's scores grow with its length, not its square."""
 
 
 class PagedKVCache:
     """Keys and values of every layer, in blocks: `[kv_heads, num_blocks * block_size, head_dim]` each.
 
     Block 0, the null block, stays zero: it fills up the block tables of short sequences.
-    Raises ModelError if block_size does not divide SPLIT.
+    Raises ConfigError if block_size does not divide SPLIT, or if there is no memory for so many blocks.
     """
 
     def __init__(
@@ -52,15 +53,17 @@ class PagedKVCache:
         device: torch.device,
     ) -> None:
         if SPLIT % block_size:
-            raise ModelError(f"block_size is {block_size}; the attention needs a divisor of {SPLIT}, such as 16.")
+            raise ConfigError(f"block_size is {block_size}; the attention needs a divisor of {SPLIT}, such as 16.")
         self.block_size = block_size
         shape = (num_kv_heads, num_blocks * block_size, head_dim)
-        self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
-        self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(t.numel() * t.element_size() for t in (*self.keys, *self.values))
+        try:
+            self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+            self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+        except RuntimeError as error:
+            size = 2 * num_layers * num_kv_heads * num_blocks * block_size * head_dim * dtype.itemsize
+            raise ConfigError(
+                f"there is no memory for num_blocks = {num_blocks}: {size / 1e9:.1f} GB of KV cache."
+            ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +130,9 @@ def paged_attention(
     num_tokens = len(paged_batch.slots)
     # First all writes, then all reads: a request may share blocks that another one fills in this very step.
     keys.index_copy_(1, paged_batch.slots, key[0, :, :num_tokens])
+    if values.dtype == torch.float16:
+        # What overflows must not stay behind: masked keys weigh zero, but zero times infinity is not a number.
+        value = torch.nan_to_num(value)
     values.index_copy_(1, paged_batch.slots, value[0, :, :num_tokens])
 
     num_heads, num_rows, head_dim = query.shape[1:]
@@ -198,7 +204,6 @@ def _attend_decodes(
 ) -> None:
     num_kv_heads, group, head_dim = queries.shape[1:]
     padded = -(-group // ROW_TILE) * ROW_TILE
-    num_pairs = len(share.pair_request)
     tile = queries.new_zeros(num_kv_heads, len(share.rows), padded, head_dim)
     tile[:, :, :group] = queries[share.rows].transpose(0, 1)
     gathered_keys = _gather(keys, share.blocks, block_size).transpose(2, 3)
@@ -212,7 +217,6 @@ def _attend_decodes(
     for part, empty in zip(parts, empties, strict=True):
         extended = torch.cat([part, part.new_full((num_kv_heads, 1, *part.shape[2:]), empty)], 1)
         laid_out.append(extended[:, share.merge].transpose(0, 1))
-    assert num_pairs == parts[0].shape[1]
     merged = _merge(*laid_out)
     out[share.rows] = merged[:, :, :group].transpose(0, 1).to(out.dtype)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.config import EngineConfig
+from engine.config import ConfigError, EngineConfig
 from engine.core import LLMEngine
 from engine.model import LoadedModel, load_model
 from engine.progress import Progress, Report
@@ -31,7 +31,13 @@ def build_engine(
 
 
 def serve_model(loaded: LoadedModel, config: EngineConfig, report: Report = lambda _: None) -> BuiltEngine:
-    """An engine for a model that is loaded already."""
+    """An engine for a model that is loaded already. Raises ConfigError if the model cannot follow the configuration."""
+    longest = getattr(loaded.model.config.get_text_config(), "max_position_embeddings", None)
+    if longest is not None and config.max_model_len > longest:
+        raise ConfigError(
+            f"max_model_len is {config.max_model_len}, but {loaded.name} was made for at most {longest} tokens; "
+            f"use --max-model-len {longest} or less."
+        )
     runner = ModelRunner(loaded.model, config)
     report(Progress("checking that schedules do not change results"))
     exactness = self_check(runner, config)

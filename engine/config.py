@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -69,8 +69,3 @@ class EngineConfig:
                 f"without chunked prefill max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least "
                 f"max_model_len ({self.max_model_len}): a longer sequence would never fit into one step."
             )
-
-
-def parameter_help() -> dict[str, str]:
-    """One line for each parameter, by name: what `--help` and the dashboard print."""
-    return {f.name: f.metadata["help"] for f in fields(EngineConfig)}

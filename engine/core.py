@@ -45,8 +45,8 @@ class RequestOutput:
 class LLMEngine:
     """Serves requests on one model.
 
-    Raises ConfigError for a configuration that cannot work. `clock` gives seconds and is what all times in traces
-    are measured with, from the engine's start.
+    Raises ConfigError for a configuration that cannot work. `clock` gives seconds; when things happened is told by it,
+    from the engine's start. How long the phases of a step took is measured with the processor's own clock.
     """
 
     def __init__(

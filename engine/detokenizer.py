@@ -1,6 +1,6 @@
 """Detokenizer: turns one request's tokens into text as they come, and watches for its stop strings.
 
-Two things are held back until they are certain: bytes that may be the beginning of a character, and text that may be
+Two things are held back until they are certain: tokens that may be the beginning of a character, and text that may be
 the beginning of a stop string. So no delta ever has to be taken back, and all deltas joined are the final text.
 """
 
@@ -9,25 +9,31 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 REPLACEMENT = "\ufffd"
-CONTEXT_TOKENS = 5
-"""Prompt tokens decoded along with the first output: some tokenizers drop a leading space otherwise (vLLM does the
-same, v1/engine/detokenizer.py)."""
+"""What bytes that are no UTF-8, or not yet, decode to."""
+MAX_CHARACTER_BYTES = 4
 
 
 class Detokenizer:
-    """Incremental decoding of one output. `decode` maps token ids to text and leaves special tokens out."""
+    """Incremental decoding of one output. `decode` maps token ids to text and leaves special tokens out.
+
+    A token is decoded behind one that was shown already, since some tokenizers drop the space at the start of a text
+    (vLLM and text-generation-inference do so too). That one is never part of a character: byte tokens after byte
+    tokens are read as one run, and some decoders give up the whole run if its end is incomplete.
+    """
 
     def __init__(
         self, decode: Callable[[Sequence[int]], str], prompt_token_ids: Sequence[int] = (), stop: Sequence[str] = ()
     ) -> None:
         self._decode = decode
         self._stop = tuple(stop)
-        # The window that is decoded: some tokens already shown, for their context, then those not yet shown whole.
-        self._window = list(prompt_token_ids[-CONTEXT_TOKENS:])
-        self._num_context = len(self._window)
-        self._prompt_end = decode(self._window) if self._window else ""
-        self._shown = len(self._prompt_end)
+        self._context: list[int] = []
+        self._set_context(prompt_token_ids[-MAX_CHARACTER_BYTES:])
+        self._pending: list[int] = []
+        """Tokens whose end may still become a character."""
+        self._shown = 0
+        """How much of their text has been shown."""
         self._held = ""
+        """Text that may still become a stop string."""
         self.stopped = False
         """A stop string has been completed; nothing more is shown."""
 
@@ -35,29 +41,50 @@ class Detokenizer:
         """Add a token; returns the text that became certain with it."""
         if self.stopped:
             return ""
-        self._window.append(token_id)
-        text = self._decode(self._window)
-        if not text.startswith(self._prompt_end):
-            # The prompt broke off inside a character and the output has completed it: it belongs to the output.
-            self._shown -= len(REPLACEMENT)
-            self._prompt_end = ""
-        certain = _certain(text)
-        fresh = certain[self._shown :]
-        self._shown = max(self._shown, len(certain))
-        if certain == text:
-            self._window = self._window[self._num_context :]
-            self._num_context = len(self._window)
-            self._shown = len(self._decode(self._window))
-            self._prompt_end = ""
+        self._pending.append(token_id)
+        fresh = ""
+        while self._pending:
+            text = self._text_of(self._pending)
+            certain = text.rstrip(REPLACEMENT)
+            if certain == text:
+                fresh += text[self._shown :]
+                self._set_context(self._pending)
+                self._pending.clear()
+                self._shown = 0
+            elif not text.startswith(REPLACEMENT):  # a token that ends one character and begins the next
+                fresh += certain[self._shown :]
+                self._shown = len(certain)
+                break
+            elif len(self._pending) < MAX_CHARACTER_BYTES:
+                break
+            else:  # no character is that long: what the first of them holds is none, and never will be
+                fresh += self._text_of([self._pending.pop(0)])
         return self._release(fresh)
 
     def flush(self) -> str:
-        """The output has ended: the text that was held back for a stop string that did not come.
+        """The output has ended: what was held back and is text after all.
 
-        Bytes of a character that was never completed are dropped.
+        What at the very end is no character, because it was never completed, is dropped.
         """
+        if self.stopped:
+            return ""
+        rest = self._release(self._text_of(self._pending).rstrip(REPLACEMENT)[self._shown :])
+        self._pending.clear()
         held, self._held = self._held, ""
-        return "" if self.stopped else held
+        return rest + held
+
+    def _text_of(self, token_ids: Sequence[int]) -> str:
+        before = self._decode(self._context)
+        text = self._decode([*self._context, *token_ids])
+        return text[len(before) :] if text.startswith(before) else self._decode(token_ids)
+
+    def _set_context(self, token_ids: Sequence[int]) -> None:
+        """Remember the last of these that is text by itself."""
+        for token_id in reversed(token_ids):
+            text = self._decode([token_id])
+            if text and REPLACEMENT not in text:
+                self._context = [token_id]
+                return
 
     def _release(self, fresh: str) -> str:
         text = self._held + fresh
@@ -71,11 +98,6 @@ class Detokenizer:
         keep = max(_overlap(text, stop) for stop in self._stop)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
-
-
-def _certain(text: str) -> str:
-    """A character still incomplete decodes to one U+FFFD at the very end; any before it are final."""
-    return text.removesuffix(REPLACEMENT)
 
 
 def _overlap(text: str, stop: str) -> int:

@@ -11,28 +11,31 @@ from gguf import GGUFReader
 from tokenizers import pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig, PretrainedConfig, PreTrainedModel
 
-from engine.progress import ModelError
+from engine.progress import ModelError, one_line
 
 
-def load_gguf(path: Path, check_config: Callable[[PretrainedConfig], None]) -> tuple[PreTrainedModel, Any]:
-    """Model (float32, dequantized) and tokenizer of a .gguf file. Raises ModelError."""
+def load_gguf(
+    path: Path, check_config: Callable[[PretrainedConfig], None], dtype: torch.dtype = torch.float32
+) -> tuple[PreTrainedModel, Any]:
+    """Model (dequantized) and tokenizer of a .gguf file. Raises ModelError."""
     folder, name = path.parent, path.name
     try:
-        config = AutoConfig.from_pretrained(folder, gguf_file=name)
+        config = AutoConfig.from_pretrained(folder, gguf_file=name, trust_remote_code=False)
     except Exception as error:  # a reader of foreign files may throw anything
-        raise ModelError(f"{path} cannot be read as GGUF: {_reason(error)}") from error
+        raise ModelError(f"{path} cannot be read as GGUF: {one_line(error)}") from error
     check_config(config)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=name)
+        tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=name, trust_remote_code=False)
         model = AutoModelForCausalLM.from_pretrained(
             folder,
             gguf_file=name,
-            dtype=torch.float32,
+            dtype=dtype,
+            trust_remote_code=False,
             # without it transformers keeps the weights packed and unpacks them in every layer of every step
             quantization_config=GgufConfig(gguf_file=name, dequantize=True),
         )
     except Exception as error:
-        raise ModelError(f"the model in {path} cannot be loaded: {_reason(error)}") from error
+        raise ModelError(f"the model in {path} cannot be loaded: {one_line(error)}") from error
     _forget_quantization(model)
     if _pre_tokenizer_name(path) == "smollm":
         # The reader drops this rule; without it numbers become tokens that the model never saw in training.
@@ -54,7 +57,3 @@ def _forget_quantization(model: PreTrainedModel) -> None:
 def _pre_tokenizer_name(path: Path) -> str:
     field = GGUFReader(path).fields.get("tokenizer.ggml.pre")
     return "" if field is None else str(field.contents())
-
-
-def _reason(error: Exception) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__

@@ -19,7 +19,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, 
 
 from engine import smollm2, tiny
 from engine.gguf_file import load_gguf
-from engine.progress import ModelError, Progress, Report
+from engine.locate import locate
+from engine.progress import ModelError, Progress, Report, one_line
 from engine.tokenizer import Tokenizer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -53,24 +54,27 @@ def load_model(
         torch.set_num_threads(threads)
     target = check_device(device)
     torch_dtype = check_dtype(dtype, target)
-    if spec == "tiny":
-        model, tokenizer = tiny.build()
-        loaded = LoadedModel("tiny", model, Tokenizer(tokenizer), random_weights=True)
-    elif spec == "smollm2":
-        folder = smollm2.ensure(report)
-        report(Progress("loading the model"))
-        loaded = _load_pretrained(folder, "SmolLM2-135M")
-    elif spec.endswith(".gguf"):
-        path = Path(spec).expanduser()
-        if not path.is_file():
-            raise ModelError(f"there is no file {spec}.")
-        report(Progress("unpacking the model"))
-        model, tokenizer = load_gguf(path, check_config)
-        loaded = LoadedModel(path.stem, model, Tokenizer(tokenizer, _eos_token_ids(model)))
-    else:
-        loaded = _load_folder_or_hub(spec, report)
-    model = loaded.model.to(device=target, dtype=torch_dtype).eval()
-    return LoadedModel(loaded.name, model, loaded.tokenizer, loaded.random_weights)
+    place, path = locate(spec)
+    match place:
+        case "tiny":
+            model, tokenizer = tiny.build(torch_dtype)
+            loaded = LoadedModel("tiny", model, Tokenizer(tokenizer), random_weights=True)
+        case "smollm2":
+            folder = smollm2.ensure(report)
+            report(Progress("loading the model"))
+            loaded = _load_pretrained(folder, "SmolLM2-135M", torch_dtype)
+        case "gguf":
+            report(Progress("unpacking the model"))
+            model, tokenizer = load_gguf(path, check_config, torch_dtype)
+            loaded = LoadedModel(path.stem, model, Tokenizer(tokenizer, _eos_token_ids(model)))
+        case "folder":
+            report(Progress("loading the model"))
+            loaded = _load_pretrained(path, path.resolve().name, torch_dtype)
+        case "hub":
+            report(Progress(f"fetching {spec} from the hub"))
+            loaded = _load_pretrained(spec, path.name, torch_dtype)
+    loaded.model.to(device=target).eval()
+    return loaded
 
 
 def check_device(name: str) -> torch.device:
@@ -116,35 +120,25 @@ def check_config(config: PretrainedConfig) -> None:
                 f"this {kind} model's attention uses {what} ({name} = {getattr(text, name)}); "
                 "this engine pages plain causal attention only."
             )
+    rope = getattr(text, "rope_parameters", None) or {}
+    if rope.get("rope_type") in ("dynamic", "longrope"):
+        # transformers picks their frequencies by the longest sequence of the batch: a request would depend on others.
+        raise ModelError(
+            f"this {kind} model's positions depend on how long the text is (rope type {rope['rope_type']}); "
+            "keys that are cached could not be kept."
+        )
     if not MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]._supports_attention_backend:
         raise ModelError(f"transformers does not let the attention of a {kind} model be replaced; it cannot be paged.")
 
 
-def _load_folder_or_hub(spec: str, report: Report) -> LoadedModel:
-    path = Path(spec).expanduser()
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise ModelError(f"the folder {spec} has no config.json; it is not a model that transformers can load.")
-        report(Progress("loading the model"))
-        return _load_pretrained(path, path.resolve().name)
-    looks_like_id = spec.count("/") == 1 and not spec.startswith((".", "/", "~")) and not path.exists()
-    if not looks_like_id:
-        raise ModelError(
-            f"there is no model {spec!r}: not a known name (smollm2, tiny), not a folder, not a .gguf file, "
-            "and not a hub id such as Qwen/Qwen3-0.6B."
-        )
-    report(Progress(f"fetching {spec} from the hub"))
-    return _load_pretrained(spec, spec.split("/")[1])
-
-
-def _load_pretrained(source: Path | str, name: str) -> LoadedModel:
+def _load_pretrained(source: Path | str, name: str, dtype: torch.dtype) -> LoadedModel:
     """Load with transformers, telling apart what can be wrong with a folder and with the hub."""
     config = _guarded(source, lambda: AutoConfig.from_pretrained(source, trust_remote_code=False))
     check_config(config)
     model = _guarded(
         source,
         lambda: AutoModelForCausalLM.from_pretrained(
-            source, config=config, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
+            source, config=config, dtype=dtype, use_safetensors=True, trust_remote_code=False
         ),
     )
     tokenizer = _guarded(source, lambda: AutoTokenizer.from_pretrained(source, trust_remote_code=False))
@@ -156,7 +150,7 @@ def _guarded(source: Path | str, load: Callable[[], Any]) -> Any:
         return load()
     except Exception as error:  # whatever transformers, the hub client or a parser throws at a broken model
         local = isinstance(source, Path)
-        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        reason = one_line(error)
         if local:
             raise ModelError(f"the model in {source} cannot be loaded: {reason}") from error
         if os.environ.get("HF_HUB_OFFLINE") or "connect" in reason.lower() or "offline" in reason.lower():

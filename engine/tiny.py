@@ -13,7 +13,7 @@ SEED = 7
 END = "<end>"
 
 
-def build() -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
+def build(dtype: torch.dtype = torch.float32) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
     """The model and its tokenizer, the same every time."""
     tokenizer = _byte_tokenizer()
     config = LlamaConfig(
@@ -33,7 +33,10 @@ def build() -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
-        return LlamaForCausalLM(config), tokenizer
+        model = LlamaForCausalLM(config)
+    for parameter in model.parameters():  # not the buffers: rotary frequencies stay in float32, as transformers has it
+        parameter.data = parameter.data.to(dtype)
+    return model, tokenizer
 
 
 def _byte_tokenizer() -> PreTrainedTokenizerFast:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from engine.progress import one_line
+from engine.request import RequestError
+
 
 class Tokenizer:
     """Text to token ids and back.
@@ -26,22 +29,26 @@ class Tokenizer:
         return bool(self._tokenizer.chat_template)
 
     def encode(self, text: str) -> list[int]:
-        """Raw text: exactly as it stands, behind one BOS where the model has one."""
+        """Raw text behind one BOS where the model has one. Special tokens spelled out in it become those tokens."""
         return self._one_bos(list(self._tokenizer(text).input_ids) if text else [])
 
     def encode_chat(self, text: str) -> list[int]:
         """A user's message in the model's chat template, up to where the answer begins.
 
         A model without a template gets the raw text, as `encode` gives it. An empty message is an empty prompt.
+        Raises RequestError if the template refuses the message.
         """
         if not text or not self.has_chat_template:
             return self.encode(text)
-        rendered = self._tokenizer.apply_chat_template(
-            [{"role": "user", "content": text}],
-            tokenize=False,
-            add_generation_prompt=True,
-            enable_thinking=False,
-        )
+        try:
+            rendered = self._tokenizer.apply_chat_template(
+                [{"role": "user", "content": text}],
+                tokenize=False,
+                add_generation_prompt=True,
+                enable_thinking=False,
+            )
+        except Exception as error:  # a template is a program of its own and may throw anything
+            raise RequestError(f"the model's chat template refuses the message: {one_line(error)}") from error
         return self._one_bos(list(self._tokenizer(rendered, add_special_tokens=False).input_ids))
 
     def decode(self, token_ids: Sequence[int]) -> str:

@@ -151,7 +151,7 @@ class StepTrace(
     preemptions: tuple[Preemption, ...] = ()
     blocked: Blocked | None = None
     running: tuple[str, ...] = ()
-    """Request ids after scheduling, in the scheduler's order."""
+    """Request ids after scheduling, in the scheduler's order; never more than max_num_seqs."""
     waiting: tuple[str, ...] = ()
     """The first MAX_WAITING_IDS of the waiting queue after scheduling, head first."""
     num_waiting: int = 0

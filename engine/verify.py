@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
+from transformers import GenerationConfig
 
 from engine.build import serve_model
 from engine.config import EngineConfig
@@ -82,6 +83,14 @@ def generate_alone(loaded: LoadedModel, prompt: list[int], max_tokens: int) -> l
     model = loaded.model
     model.set_attn_implementation("sdpa")
     ids = torch.tensor([prompt], device=model.device)
-    output = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_tokens, do_sample=False)
+    # Not the model's own generation config: a repetition penalty in it would make another text.
+    config = GenerationConfig(
+        max_new_tokens=max_tokens, do_sample=False, eos_token_id=sorted(loaded.tokenizer.eos_token_ids) or None
+    )
+    own, model.generation_config = model.generation_config, config
+    try:
+        output = model.generate(ids, attention_mask=torch.ones_like(ids))
+    finally:
+        model.generation_config = own
     tokens: list[int] = output[0, len(prompt) :].tolist()
     return tokens
