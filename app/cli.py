@@ -3,38 +3,49 @@
 from __future__ import annotations
 
 import sys
-import tomllib
+from argparse import ArgumentParser, Namespace
+from argparse import RawDescriptionHelpFormatter as RawDescription
 from collections.abc import Sequence
-from typing import Any
+from importlib.metadata import version
+from inspect import cleandoc
+from typing import Any, TypeVar
 
 from pydantic import Field, ValidationError
-from pydantic_settings import CliPositionalArg, SettingsError
+from pydantic_settings import CliSettingsSource, SettingsError
 
-from app.settings import Settings, settings_path
+from app.headless import CLEAR_LINE
+from app.settings import Settings, SettingsMistake
 from engine.config import ConfigError
+from engine.locate import locate
 from engine.progress import ModelError
 from engine.request import RequestError, SamplingParams
 
 MISUSE = 2
 
 
-class Dashboard(Settings):
+class Watch(Settings):
     """Watch a real LLM inference engine think.
 
     Opens the dashboard. Other commands: `nanoviz run` answers prompts and prints traces, `nanoviz verify` compares the
-    engine with transformers; each has its own --help. Every option can also be set as NANOVIZ_NAME in the environment
-    or as name = value in the settings file; a flag wins over a variable, a variable over the file.
+    engine with transformers; each has its own --help. Every parameter can also be set as NANOVIZ_NAME in the
+    environment or as name = value in the settings file; a flag wins over a variable, a variable over the file.
     """
 
-    def execute(self) -> int:
-        from app.dashboard import Dashboard as App
+    def execute(self, arguments: Namespace) -> int:
+        from app.dashboard import Dashboard
         from app.protocol import EngineOptions
 
         config = self.engine_config()
         config.validate()
-        if not sys.stdin.isatty() or not sys.stderr.isatty():  # Textual draws on standard error
+        locate(self.model)
+        # Textual reads keys from standard input, draws on standard error, and takes the size from standard output.
+        if not all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):
             raise ConfigError("the dashboard needs a terminal; `nanoviz run` works without one.")
-        dashboard = App(EngineOptions(self.model, self.dtype, self.device, self.num_threads(), config))
+        if "utf" not in sys.stderr.encoding.lower():
+            raise ConfigError(
+                f"the terminal's encoding is {sys.stderr.encoding}; the dashboard needs UTF-8 (see LANG)."
+            )
+        dashboard = Dashboard(EngineOptions(self.model, self.dtype, self.device, self.num_threads(), config))
         try:
             return dashboard.run() or dashboard.return_code or 0
         finally:
@@ -44,41 +55,48 @@ class Dashboard(Settings):
 class Run(Settings):
     """Answer prompts, all together, and print the outputs; without a prompt, read one from standard input."""
 
-    prompts: CliPositionalArg[list[str]] = Field([], description="what to ask; several are served together")
     max_tokens: int = Field(64, description="most output tokens of each")
     temperature: float = Field(0.0, description="0 is greedy")
     top_p: float = Field(1.0, description="draw only from the likeliest tokens that make up this much")
     top_k: int = Field(0, description="draw only from so many of the likeliest tokens; 0 is all")
     seed: int | None = Field(None, description="makes sampling repeatable")
-    stop: list[str] = Field([], description="a text that ends the output; may be given again")
     ignore_eos: bool = Field(False, description="go on to max_tokens whatever the model says")
-    raw: bool = Field(False, description="take the prompts as they are, without the model's chat template")
-    trace: bool = Field(False, description="print a table with a line for each step")
-    json_: bool = Field(False, alias="json", description="print one trace a line, as JSON, and nothing else")
 
-    def execute(self) -> int:
+    @classmethod
+    def add_arguments(cls, parser: ArgumentParser) -> None:
+        """What is said anew in each call. Prompts and stop strings are text, whatever commas or brackets they hold."""
+        parser.add_argument("prompts", nargs="*", metavar="PROMPT", help="what to ask; several are served together")
+        parser.add_argument(
+            "--stop", action="append", default=[], help="a text that ends the output; may be given again"
+        )
+        parser.add_argument("--raw", action="store_true", help="take prompts as they are, without a chat template")
+        output = parser.add_mutually_exclusive_group()
+        output.add_argument("--trace", action="store_true", help="print a table with a line for each step")
+        output.add_argument("--json", action="store_true", help="print one trace a line, as JSON, and nothing else")
+
+    def execute(self, arguments: Namespace) -> int:
         from app import headless
 
-        prompts = self.prompts or [sys.stdin.read()]
+        params = SamplingParams(
+            max_tokens=self.max_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            seed=self.seed,
+            stop=tuple(arguments.stop),
+            ignore_eos=self.ignore_eos,
+        )
         headless.run(
-            prompts,
-            SamplingParams(
-                max_tokens=self.max_tokens,
-                temperature=self.temperature,
-                top_p=self.top_p,
-                top_k=self.top_k,
-                seed=self.seed,
-                stop=tuple(self.stop),
-                ignore_eos=self.ignore_eos,
-            ),
+            arguments.prompts or [headless.read_prompt()],
+            params,
             self.engine_config(),
             model=self.model,
             dtype=self.dtype,
             device=self.device,
-            threads=self.threads,
-            chat=not self.raw,
-            trace=self.trace,
-            json=self.json_,
+            threads=self.num_threads(),
+            chat=not arguments.raw,
+            trace=arguments.trace,
+            json=arguments.json,
         )
         return 0
 
@@ -89,41 +107,35 @@ class Verify(Settings):
     Exit code 1 if any differs.
     """
 
-    def execute(self) -> int:
+    def execute(self, arguments: Namespace) -> int:
         from app import headless
 
         same = headless.verify(
-            self.engine_config(), model=self.model, dtype=self.dtype, device=self.device, threads=self.threads
+            self.engine_config(), model=self.model, dtype=self.dtype, device=self.device, threads=self.num_threads()
         )
         return 0 if same else 1
 
 
-COMMANDS: dict[str, type[Dashboard | Run | Verify]] = {"run": Run, "verify": Verify}
+AnyCommand = TypeVar("AnyCommand", Watch, Run, Verify)
+COMMANDS: dict[str, type[Watch | Run | Verify]] = {"run": Run, "verify": Verify}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code. 2 is a mistake of the user, 1 a failed check."""
     args = list(sys.argv[1:] if arguments is None else arguments)
+    command: type[Watch | Run | Verify] = Watch
+    program = "nanoviz"
     if args and not args[0].startswith("-"):
         name, *args = args
         if name not in COMMANDS:
             return fail(f"there is no command {name!r}; there are: {', '.join(COMMANDS)}, or none for the dashboard.")
         command, program = COMMANDS[name], f"nanoviz {name}"
-    else:
-        command, program = Dashboard, "nanoviz"
-    if "--version" in args:
-        from importlib.metadata import version
-
-        print(f"nanoviz {version('nanoviz')}")
-        return 0
     try:
-        settings: Any = command(_cli_parse_args=args, _cli_prog_name=program)
-        return int(settings.execute())
+        settings, parsed = parse(command, args, program)
+        return settings.execute(parsed)
     except ValidationError as error:
         return fail(*(describe(mistake) for mistake in error.errors()))
-    except tomllib.TOMLDecodeError as error:
-        return fail(f"{settings_path()} is not TOML: {error}")
-    except (ConfigError, ModelError, RequestError, SettingsError) as error:
+    except (ConfigError, ModelError, RequestError, SettingsError, SettingsMistake) as error:
         return fail(str(error))
     except BrokenPipeError:
         sys.stderr.close()  # whoever read the output has had enough; say nothing at exit either
@@ -132,15 +144,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
+def parse(command: type[AnyCommand], args: Sequence[str], program: str = "nanoviz") -> tuple[AnyCommand, Namespace]:
+    """The settings of a command from all their sources, and its other arguments.
+
+    Ends the process for --help and for arguments that it does not know.
+    Raises ValidationError, SettingsError or SettingsMistake for values that cannot be meant so.
+    """
+    parser = ArgumentParser(program, description=cleandoc(command.__doc__ or ""), formatter_class=RawDescription)
+    parser.add_argument("--version", action="version", version=f"nanoviz {version('nanoviz')}")
+    command.add_arguments(parser)
+    flags = CliSettingsSource[ArgumentParser](command, root_parser=parser)
+    parsed = parser.parse_intermixed_args(args)  # prompts may stand before, between and behind flags
+    settings = {name: value for name, value in vars(parsed).items() if name in command.model_fields}
+    return command(_cli_settings_source=flags(parsed_args=settings)), parsed
+
+
 def describe(mistake: Any) -> str:
     """A settings mistake in one line: which value, what was wrong with it."""
     name = ".".join(str(part) for part in mistake["loc"]) or "settings"
-    if mistake["type"] == "extra_forbidden":
-        return f"there is no setting {name!r} (in {settings_path()}?)"
     return f"{name}: {mistake['msg'].lower()}, not {mistake['input']!r}"
 
 
 def fail(*lines: str) -> int:
+    """Print what was wrong, over any progress that still stands on the line."""
+    if sys.stderr.isatty():
+        print(CLEAR_LINE, end="", file=sys.stderr)
     for line in lines:
         print(f"nanoviz: {line}", file=sys.stderr)
     return MISUSE

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import ClassVar, Protocol
 
 from textual.app import App, ComposeResult, SystemCommand
@@ -34,9 +35,10 @@ FRAMES_PER_SECOND = 20
 BURST = 6
 SPEEDS = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 0.0)
 """Steps a second; the last, 0, is as fast as it goes."""
+BANNER_MARGIN = 2
 MIN_WIDTH, MIN_HEIGHT = 60, 16
 WIDTHS = [(0, "-too-narrow"), (MIN_WIDTH, "-narrow"), (100, "-normal"), (160, "-wide")]
-HEIGHTS = [(0, "-too-short"), (MIN_HEIGHT, "-short"), (34, "-medium"), (46, "-tall")]
+HEIGHTS = [(0, "-too-short"), (MIN_HEIGHT, "-shortest"), (23, "-short"), (34, "-medium"), (46, "-tall")]
 """From how many columns and rows on the screen gets which class; dashboard.tcss says what follows."""
 
 
@@ -76,6 +78,9 @@ class Dashboard(App[int]):
         self.failed: protocol.Failed | None = None
         self.paused = False
         self.speed = 0.0
+        self._unanswered = 0
+        """Commands about the pace that the engine has not acknowledged yet."""
+        self.aborting: set[str] = set()
         self.selected: str | None = None
         self.following = True
         """Nobody has chosen a request: the selection stays on the first row."""
@@ -104,6 +109,9 @@ class Dashboard(App[int]):
         self.set_interval(1 / FRAMES_PER_SECOND, self.tick)
         self.call_after_refresh(self.show)
 
+    def on_resize(self) -> None:
+        self.call_after_refresh(self.show)
+
     def tick(self) -> None:
         """Take all that has come; draw once if there was anything."""
         events = self.source.drain()
@@ -117,6 +125,7 @@ class Dashboard(App[int]):
             case protocol.Stepped(trace):
                 for arrival in trace.arrivals:
                     self.pending.pop(arrival.request_id, None)
+                self.aborting.difference_update(finished.request_id for finished in trace.finished)
                 self.view.apply(trace)
             case protocol.Loading():
                 self.loading = event
@@ -133,7 +142,9 @@ class Dashboard(App[int]):
                 self.pending.pop(request_id, None)
                 self.notify(f"Refused: {reason}", severity="warning", timeout=8, markup=False)
             case protocol.PaceSet(paused, steps_per_second):
-                self.paused, self.speed = paused, steps_per_second
+                self._unanswered = max(0, self._unanswered - 1)
+                if not self._unanswered:  # an answer to an older key must not undo a newer one
+                    self.paused, self.speed = paused, steps_per_second
             case protocol.Failed():
                 # The first failure is the cause; what follows only says that the process is gone as well.
                 self.failed = self.failed or event
@@ -149,13 +160,14 @@ class Dashboard(App[int]):
             self.selected = next(iter(order), None)
         requests.selected = self.query_one(OutputPanel).selected = self.selected
         requests.pending = tuple(self.pending.values())
+        requests.aborting = frozenset(self.aborting)
         header = self.query_one(Header)
         header.ready, header.state, header.steps_per_second = self.ready, self._state(), self.speed
         header.config = self.view.config or self.options.config
         banner = self.query_one(Banner)
         banner.progress, banner.failed = self.loading, self.failed
-        num_lines = len(banner.lines(self.size.width))
-        banner.display = num_lines > 0
+        num_lines = len(banner.lines(self.size.width - BANNER_MARGIN))
+        banner.set_class(num_lines > 0, "-shown")
         banner.styles.height = num_lines
         for panel in self.query(Panel):
             panel.show(self.view)
@@ -184,12 +196,15 @@ class Dashboard(App[int]):
         self._inject("long")
 
     def action_burst(self) -> None:
-        for _ in range(BURST):
-            self._inject("short")
+        self._inject("short", BURST)
 
     def action_abort(self) -> None:
-        if self.selected is not None:
-            self.source.send(protocol.Abort(self.selected))
+        if self.selected is None or self.view.requests[self.selected].finished or self.failed:
+            self.notify("There is nothing to abort: select a request that runs or waits.", markup=False)
+            return
+        self.source.send(protocol.Abort(self.selected))
+        self.aborting.add(self.selected)
+        self.show()
 
     def action_next(self) -> None:
         self._select(1)
@@ -207,7 +222,7 @@ class Dashboard(App[int]):
     def action_step(self) -> None:
         if not self.paused:
             self._set_paused(True)
-        self.source.send(protocol.StepOnce())
+        self._set_pace(protocol.StepOnce())
 
     def action_faster(self) -> None:
         self._change_speed(1)
@@ -216,6 +231,9 @@ class Dashboard(App[int]):
         self._change_speed(-1)
 
     def action_restart(self) -> None:
+        if not self.failed:
+            self.notify("The engine is alive; r starts one that has ended.", markup=False)
+            return
         self.source.close()
         self._begin()
         self.show()
@@ -223,23 +241,33 @@ class Dashboard(App[int]):
     def action_help(self) -> None:
         self.push_screen(HelpScreen())
 
-    async def action_quit(self) -> None:
-        self.exit(0)
+    def action_screenshot(self, filename: str | None = None, path: str | None = None) -> None:
+        """Save into the folder that the program was started in, which a server has too."""
+        try:
+            saved = self.save_screenshot(filename, path or str(Path.cwd()))
+        except OSError as error:
+            self.notify(f"The picture cannot be saved: {error.strerror}.", severity="error", markup=False)
+        else:
+            self.notify(f"Saved {saved}", markup=False)
 
-    def _inject(self, label: prompts.Label) -> None:
+    async def action_quit(self) -> None:
+        """Exit code 1 if the engine never came up: whoever called has not seen anything."""
+        self.exit(1 if self.failed and self.ready is None else 0)
+
+    def _inject(self, label: prompts.Label, count: int = 1) -> None:
         if self.failed:
             self.notify("The engine has ended; r starts it again.", severity="warning", markup=False)
             return
-        prompt = prompts.prompt(label, self._num_prompts[label])
-        self._num_prompts[label] += 1
-        self._num_sent += 1
-        request_id = str(self._num_sent)
-        params = SamplingParams(max_tokens=prompt.max_tokens)
         # A model with a byte tokenizer needs many more tokens for the same text: it gets the end of it.
         longest = self.options.config.max_model_len * 3 // 5
-        self.source.send(protocol.AddRequest(request_id, prompt.text, label, params, longest))
-        state = "sent" if self.ready else "waits for the model"
-        self.pending[request_id] = Pending(request_id, label, state)
+        for _ in range(count):
+            prompt = prompts.prompt(label, self._num_prompts[label])
+            self._num_prompts[label] += 1
+            self._num_sent += 1
+            request_id = str(self._num_sent)
+            params = SamplingParams(max_tokens=prompt.max_tokens)
+            self.source.send(protocol.AddRequest(request_id, prompt.text, label, params, longest))
+            self.pending[request_id] = Pending(request_id, label, "sent" if self.ready else "waits for the model")
         self.show()
 
     def _select(self, by: int) -> None:
@@ -252,11 +280,14 @@ class Dashboard(App[int]):
 
     def _set_paused(self, paused: bool) -> None:
         self.paused = paused
-        self.source.send(protocol.SetPaused(paused))
-        self.show()
+        self._set_pace(protocol.SetPaused(paused))
 
     def _change_speed(self, by: int) -> None:
         position = SPEEDS.index(self.speed)
         self.speed = SPEEDS[max(0, min(len(SPEEDS) - 1, position + by))]
-        self.source.send(protocol.SetSpeed(self.speed))
+        self._set_pace(protocol.SetSpeed(self.speed))
+
+    def _set_pace(self, command: protocol.SetPaused | protocol.StepOnce | protocol.SetSpeed) -> None:
+        self._unanswered += 1
+        self.source.send(command)
         self.show()

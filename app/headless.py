@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
+from app.text import printable
 from engine.config import EngineConfig
 from engine.progress import Progress
-from engine.request import SamplingParams
+from engine.request import RequestError, SamplingParams
 from engine.trace import StepTrace, encode
 
 TABLE = "{:>5}  {:>6}  {:>8}  {:>7}  {:>7}  {:>9}  {:>6}"
+CLEAR_LINE = "\r\x1b[2K"
 COLUMNS = ("step", "tokens", "requests", "prefill", "waiting", "preempted", "blocks")
 
 
@@ -28,12 +31,14 @@ def run(
     json: bool,
 ) -> None:
     """Serve the prompts together and print their outputs; or with `json` one trace a line and nothing else."""
+    wait_passively()
     from engine.build import build_engine
 
     built = build_engine(model, config, dtype=dtype, device=device, threads=threads, report=report)
     engine = built.engine
     ids = [engine.add_request(prompt, params, chat=chat) for prompt in prompts]
     texts = dict.fromkeys(ids, "")
+    clear_report()
     if trace:
         print(TABLE.format(*COLUMNS))
     while engine.has_unfinished_requests:
@@ -48,7 +53,19 @@ def run(
     if json:
         return
     for prompt, text in zip(prompts, texts.values(), strict=True):
-        print(f"\n› {prompt}\n{text}")
+        answer = f"\n› {prompt}\n{text}"
+        # On a terminal, text of a model is drawn and never obeyed; into a file it goes as it is.
+        print(printable(answer, newlines=True) if sys.stdout.isatty() else answer)
+
+
+def read_prompt() -> str:
+    """A prompt from standard input, asked for if a person sits there."""
+    if sys.stdin.isatty():
+        print("Type a prompt; Ctrl+D on a line of its own ends it.", file=sys.stderr)
+    prompt = sys.stdin.read().strip()
+    if not prompt:
+        raise RequestError("no prompt was given, neither as an argument nor on standard input.")
+    return prompt
 
 
 def row(step: StepTrace) -> str:
@@ -61,6 +78,7 @@ def row(step: StepTrace) -> str:
 
 def verify(config: EngineConfig, *, model: str, dtype: str, device: str, threads: int | None) -> bool:
     """Print the experiment's table; True if all outputs are the same."""
+    wait_passively()
     from engine.model import load_model
     from engine.verify import QUESTIONS, configurations
     from engine.verify import verify as results
@@ -68,6 +86,7 @@ def verify(config: EngineConfig, *, model: str, dtype: str, device: str, threads
     for variant in configurations(config).values():
         variant.validate()
     loaded = load_model(model, dtype=dtype, device=device, threads=threads, report=report)
+    clear_report()
     print(f"{loaded.name}: {len(QUESTIONS)} chat requests, greedy, each compared with transformers generating it alone")
     print(f"{'':26}{'steps':>6}{'preempted':>11}{'seconds':>9}  same")
     all_same = True
@@ -79,11 +98,18 @@ def verify(config: EngineConfig, *, model: str, dtype: str, device: str, threads
     return all_same
 
 
+def wait_passively() -> None:
+    """Before torch is imported: let its threads sleep while they wait. Spinning, they keep each other from a core."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
 def report(progress: Progress) -> None:
-    """Progress on stderr, one line that is written over; silent where nobody watches."""
-    if not sys.stderr.isatty():
-        return
-    share = f" {100 * progress.done // progress.total}%" if progress.total else ""
-    print(f"\r\x1b[2K{progress.what}{share}", end="", file=sys.stderr, flush=True)
-    if not progress.total:
-        print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
+    """Progress on standard error, one line that is written over; silent where nobody watches."""
+    if sys.stderr.isatty():
+        share = f" {100 * progress.done // progress.total}%" if progress.total else ""
+        print(f"{CLEAR_LINE}{progress.what}{share}", end="", file=sys.stderr, flush=True)
+
+
+def clear_report() -> None:
+    if sys.stderr.isatty():
+        print(CLEAR_LINE, end="", file=sys.stderr, flush=True)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import tomllib
+from argparse import ArgumentParser
+from collections.abc import Iterator
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
@@ -13,16 +16,53 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from engine.config import EngineConfig
 
+PREFIX = "NANOVIZ_"
+OTHER_VARIABLES = ("NANOVIZ_CONFIG", "NANOVIZ_CACHE")
+
+
+class SettingsMistake(ValueError):
+    """A settings file or variable that cannot be meant so; the text says which, and why."""
+
 
 def settings_path() -> Path:
-    """The settings file: NANOVIZ_CONFIG, or nanoviz/config.toml in the user's config folder."""
+    """The settings file: the one that NANOVIZ_CONFIG names, or nanoviz/config.toml in the user's config folder."""
     configured = os.environ.get("NANOVIZ_CONFIG")
-    return Path(configured).expanduser() if configured else platformdirs.user_config_path("nanoviz") / "config.toml"
+    if not configured:
+        return platformdirs.user_config_path("nanoviz") / "config.toml"
+    path = Path(configured).expanduser()
+    if not path.exists() or path.is_dir():
+        raise SettingsMistake(f"NANOVIZ_CONFIG names {path}, which is no file.")
+    return path
+
+
+class _File(TomlConfigSettingsSource):
+    """The settings file. It serves all commands: another's option is left out, what is nobody's is refused."""
+
+    def __call__(self) -> dict[str, Any]:
+        known = {name for command in _all_subclasses(_Base) for name in command.model_fields}
+        if unknown := sorted(self.toml_data.keys() - known):
+            raise SettingsMistake(f"there is no setting {unknown[0]!r} (in {settings_path()}).")
+        own = self.settings_cls.model_fields
+        return {name: value for name, value in self.toml_data.items() if name in own}
+
+    def _read_file(self, file_path: Any) -> dict[str, Any]:
+        try:
+            return super()._read_file(file_path)
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise SettingsMistake(f"{file_path} is not TOML: {error}") from None
+        except OSError as error:
+            raise SettingsMistake(f"{file_path} cannot be read: {error.strerror}") from None
+
+
+def _all_subclasses(base: type[BaseSettings]) -> Iterator[type[BaseSettings]]:
+    for subclass in base.__subclasses__():
+        yield subclass
+        yield from _all_subclasses(subclass)
 
 
 class _Base(BaseSettings):
     model_config = SettingsConfigDict(
-        env_prefix="NANOVIZ_",
+        env_prefix=PREFIX,
         extra="forbid",
         cli_kebab_case=True,
         cli_implicit_flags=True,
@@ -41,7 +81,11 @@ class _Base(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, settings_path())
+        known = {f"{PREFIX}{name}".upper() for command in _all_subclasses(_Base) for name in command.model_fields}
+        for name in sorted(os.environ):
+            if name.startswith(PREFIX) and name not in known and name not in OTHER_VARIABLES:
+                raise SettingsMistake(f"there is no setting {name} (in the environment).")
+        return init_settings, env_settings, _File(settings_cls, settings_path())
 
 
 def _engine_fields() -> dict[str, Any]:
@@ -68,8 +112,13 @@ class Settings(_EngineSettings):  # type: ignore[misc, valid-type]
     threads: int | None = Field(None, ge=1)
     """CPU threads of the engine; by default one less than there are cores, since a screen wants one too"""
 
+    @classmethod
+    def add_arguments(cls, parser: ArgumentParser) -> None:
+        """Arguments of a command that are no settings: they are said anew in each call."""
+
     def engine_config(self) -> EngineConfig:
         return EngineConfig(**{f.name: getattr(self, f.name) for f in fields(EngineConfig)})
 
     def num_threads(self) -> int:
-        return self.threads or max(1, (os.cpu_count() or 2) - 1)
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 2
+        return self.threads or max(1, cores - 1)

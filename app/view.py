@@ -116,17 +116,16 @@ class EngineView:
         self.num_preemptions = 0
         self.num_finished = 0
         self._num_arrived = 0
-        self._recent: deque[tuple[float, float, int]] = deque(maxlen=256)
-        """Start, end and output tokens of the last steps, for rates."""
+        self._recent: deque[tuple[float, int]] = deque(maxlen=256)
+        """Start and output tokens of the last steps, for rates."""
 
-    def rates(self, seconds: float = 2.0) -> tuple[float, float]:
-        """Steps and output tokens a second over the last `seconds` of stepping; by the engine's clock."""
-        if not self._recent:
+    def rates(self, seconds: float = 3.0) -> tuple[float, float]:
+        """Steps and output tokens a second between the steps of the last `seconds`, by the engine's clock."""
+        recent = [entry for entry in self._recent if entry[0] >= self._recent[-1][0] - seconds]
+        if len(recent) < 2:
             return 0.0, 0.0
-        end = self._recent[-1][1]
-        recent = [entry for entry in self._recent if entry[0] >= end - seconds] or [self._recent[-1]]
-        elapsed = max(end - recent[0][0], 1e-9)
-        return len(recent) / elapsed, sum(tokens for _, _, tokens in recent) / elapsed
+        elapsed = max(recent[-1][0] - recent[0][0], 1e-9)
+        return (len(recent) - 1) / elapsed, sum(tokens for _, tokens in recent[:-1]) / elapsed
 
     @property
     def config(self) -> EngineConfig | None:
@@ -148,6 +147,9 @@ class EngineView:
 
     def apply(self, trace: StepTrace) -> None:
         """Take in the next trace."""
+        # Not sooner: the last trace may name all those that ended in it.
+        while len(self.finished) > MAX_FINISHED:
+            del self.requests[self.finished.popleft()]
         self.trace = trace
         step = trace.step
         for arrival in trace.arrivals:
@@ -168,7 +170,7 @@ class EngineView:
             self._finish(finished, step)
         for request_id, table in self.tables.items():
             self.requests[request_id].num_blocks = len(table)
-        self._recent.append((trace.started, trace.started + trace.times.total, len(trace.outputs)))
+        self._recent.append((trace.started, len(trace.outputs)))
         self.bars.append(
             StepBar(
                 step,
@@ -254,5 +256,3 @@ class EngineView:
         kind: EventKind = "aborted" if finished.reason == "abort" else "finished"
         self.events.append(EventView(step, kind, finished.request_id, finished=finished))
         self.finished.append(finished.request_id)
-        if len(self.finished) > MAX_FINISHED:
-            del self.requests[self.finished.popleft()]

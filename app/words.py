@@ -45,10 +45,13 @@ def progressed(item: Scheduled, view: EngineView) -> Sentence:
     color = RECOMPUTE if item.kind == "recompute" else PREFILL
     verb = "recomputes" if item.kind == "recompute" else "prefills"
     sentence = letters([item.request_id], view)
+    # What a recompute goes beyond the tokens that were lost is new, and counted as prefill everywhere.
+    num_new = item.num_tokens - item.num_recomputed_tokens if item.kind == "recompute" else 0
+    amount = f"{verb} {plural(item.num_tokens - num_new, 'token')}"
+    if num_new:
+        amount += f" and {num_new} new"
     if item.chunk:
-        amount = f"{verb} {item.num_tokens} more: {item.end} of {item.target}, chunk {item.chunk}"
-    else:
-        amount = f"{verb} {plural(item.num_tokens, 'token')}"
+        amount += f", chunk {item.chunk}: {item.end} of {item.target}"
     sentence.append((amount, style(color)))
     if item.cut_by:
         because = "the budget ends here" if item.cut_by == "budget" else "the threshold cuts it"
@@ -70,7 +73,7 @@ def preempted(preemption: Preemption, view: EngineView) -> Sentence:
         sentence += letters([preemption.for_request_id], view)
         sentence.append((f"which needs {needed}, {preemption.num_free_blocks} free", style(PREEMPTED)))
     freed = plural(preemption.num_freed_blocks, "block")
-    sentence.append((f"; frees {freed}, {plural(preemption.num_lost_tokens, 'token')} to redo", style(TEXT)))
+    sentence.append((f"; frees {freed}, up to {plural(preemption.num_lost_tokens, 'token')} to redo", style(TEXT)))
     return sentence
 
 
@@ -87,7 +90,7 @@ def waits(blocked: Blocked, config: EngineConfig) -> str:
             return f"waits: {blocked.needed} tokens at once, {blocked.available} left in the budget (chunking is off)"
         case "blocks":
             kept = f", {blocked.watermark} of them kept by the watermark" if blocked.watermark else ""
-            return f"waits: needs {plural(blocked.needed, 'block')}, {blocked.available} free{kept}"
+            return f"waits: needs {plural(blocked.needed, 'block')}, {blocked.available} were free{kept}"
 
 
 def ended(finished: Finished) -> str:

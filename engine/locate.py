@@ -16,8 +16,10 @@ def locate(spec: str) -> tuple[Place, Path]:
     Raises ModelError if it names nothing.
     """
     path = Path(spec).expanduser()
-    if spec == "smollm2" or spec == "tiny":
-        return spec, path
+    if spec == "smollm2":
+        return "smollm2", path
+    if spec == "tiny":
+        return "tiny", path
     if spec.endswith(".gguf"):
         if not path.is_file():
             raise ModelError(f"there is no file {spec}.")

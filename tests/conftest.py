@@ -9,6 +9,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A test must not depend on what the user has set or on what a hub says.
 os.environ["HF_HUB_OFFLINE"] = "1"
 for name in list(os.environ):
-    if name.startswith("NANOVIZ_") and name not in ("NANOVIZ_CACHE", "NANOVIZ_UPDATE_SNAPSHOTS"):
+    if name.startswith("NANOVIZ_") and name != "NANOVIZ_CACHE":
         del os.environ[name]
 os.environ["NANOVIZ_CONFIG"] = os.devnull

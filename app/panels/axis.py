@@ -6,8 +6,8 @@ from itertools import islice
 
 from app.view import EngineView, StepBar
 
-WIDE_GUTTER = 27
-NARROW_GUTTER = 17
+WIDE_GUTTER = 29
+NARROW_GUTTER = 18
 WIDE_FROM = 66
 
 

@@ -1,8 +1,8 @@
-"""KV blocks: a map of the pool. Who holds each block, how full the last one is, what is cached and what was evicted."""
+"""KV blocks: a map of the pool. Who holds each block, how full it is, what is cached, and what was just evicted."""
 
 from __future__ import annotations
 
-from app.palette import CACHED, DIM, FAINT, PREEMPTED, owner_cell, owner_color, owner_letter, style
+from app.palette import CACHED, DIM, FAINT, owner_cell, owner_color, owner_letter, style
 from app.panels.panel import Panel, Part, heading
 
 FILL = "▏▎▍▌▋▊▉"
@@ -19,11 +19,10 @@ class BlocksPanel(Panel):
             return [heading("KV blocks", "", width)]
         total = config.num_usable_blocks
         rows = max(1, height - 2)
-        cells = CELL if -(-total * CELL // width // 1) <= rows and total <= width // CELL * rows else 1
+        cells = CELL if total <= width // CELL * rows else 1
         per_row = width // cells
         per_cell = -(-total // (per_row * rows))
-        note = f"{config.block_size} tokens each" if per_cell == 1 else f"{per_cell} blocks a cell"
-        lines = [heading(f"KV blocks {len(self.view.holders)} of {total}", note, width)]
+        lines = [heading(f"KV blocks {len(self.view.holders)} of {total}", f"{config.block_size} tokens each", width)]
         indices = {block: i for table in self.view.tables.values() for i, block in enumerate(table)}
         line: list[Part] = []
         for first in range(1, total + 1, per_cell):
@@ -33,8 +32,7 @@ class BlocksPanel(Panel):
                 line = []
         if line:
             lines.append(line)
-        lines.append(self._legend(width))
-        return lines
+        return [*lines, self._legend(width, cells, per_cell)]
 
     def _cell(self, first: int, last: int, indices: dict[int, int], cells: int) -> list[Part]:
         """The blocks [first, last) as one cell: the first that is held speaks for all of them."""
@@ -49,29 +47,28 @@ class BlocksPanel(Panel):
         look = owner_cell(request.number) if full or cells == CELL else owner_letter(request.number)
         if cells == 1:
             return [(request.letter, look)]
+        if block in self.view.evicted:
+            return [(request.letter, look), ("~", owner_cell(request.number))]
         if len(holders) > 1:
-            return [(request.letter, look), (str(min(len(holders), 9)), owner_cell(request.number))]
+            count = str(len(holders)) if len(holders) < 10 else "+"
+            return [(request.letter, look), (count, owner_cell(request.number))]
         if full:
             return [(f"{request.letter} ", look)]
         return [(request.letter, look), (FILL[int(share * len(FILL))], style(owner_color(request.number)))]
 
     def _free(self, block: int, cells: int) -> Part:
-        if block in self.view.evicted:
-            return ("~".ljust(cells), style(PREEMPTED))
         if block in self.view.cached:
             return ("░" * cells, style(CACHED))
         return ("·".ljust(cells), style(FAINT))
 
     @staticmethod
-    def _legend(width: int) -> list[Part]:
-        parts: list[Part] = [
-            ("a▌", style(DIM)),
-            (" part full ", style(DIM)),
-            ("a2", style(DIM)),
-            (" shared ", style(DIM)),
-            ("░", style(CACHED)),
-            (" cached", style(DIM)),
-        ]
-        if width >= 46:
-            parts += [("  ~", style(PREEMPTED)), (" evicted", style(DIM))]
-        return parts
+    def _legend(width: int, cells: int, per_cell: int) -> list[Part]:
+        """Only the signs that are drawn at this size."""
+        dim, cached = style(DIM), style(CACHED)
+        if per_cell > 1:
+            return [(f"a cell is {per_cell} blocks ", dim), ("░", cached), (" cached", dim)]
+        if cells == 1:
+            full, part = owner_cell(0), owner_letter(0)
+            return [("a", full), (" full ", dim), ("a", part), (" part ", dim), ("░", cached), (" cached", dim)]
+        evicted = " a~ evicted" if width >= 37 else ""
+        return [("a▌ part a2 shared ", dim), ("░", cached), (f" cached{evicted}", dim)]

@@ -25,8 +25,12 @@ class EventsPanel(Panel):
         match event.kind:
             case "preempted":
                 assert event.preemption is not None
-                line += [("× ", style(PREEMPTED, bold=True)), *who, ("preempted for ", style(TEXT))]
-                line += letters([event.preemption.for_request_id], self.view)
+                line += [("× ", style(PREEMPTED, bold=True)), *who]
+                if event.preemption.for_request_id == event.request_id:
+                    line.append(("preempted itself ", style(TEXT)))
+                else:
+                    line.append(("preempted for ", style(TEXT)))
+                    line += letters([event.preemption.for_request_id], self.view)
                 line.append((f"{event.preemption.num_lost_tokens:,} tokens lost", style(TEXT)))
             case "first token":
                 line += [("▸ ", style(DECODE)), *who, ("first token", style(DIM))]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from rich.cells import cell_len
+
 from app.palette import BACKGROUND, BRIGHT, DECODE, DIM, PREEMPTED, TEXT, WAITING, style
 from app.panels.panel import Panel, Part
 from app.protocol import Ready
@@ -24,7 +26,7 @@ class Header(Panel):
 
     def draw(self, width: int, height: int) -> list[list[Part]]:
         groups = self._groups()
-        while sum(len(text) for _, parts in groups for text, _ in parts) > width and len(groups) > 1:
+        while sum(cell_len(text) for _, parts in groups for text, _ in parts) > width and len(groups) > 1:
             groups.remove(max(groups, key=lambda group: group[0]))
         return [[part for _, parts in groups for part in parts]]
 

@@ -32,7 +32,8 @@ from app.words import waits
 HINTS = (
     ("s", "a short request"),
     ("l", "a long one, some 500 tokens"),
-    ("b", "a burst of short ones"),
+    ("b", "a burst of six short ones"),
+    ("llll b", "more than the memory holds: somebody will be preempted"),
     ("?", "what all this means"),
 )
 
@@ -57,6 +58,8 @@ class RequestsPanel(Panel):
         super().__init__(id=id)
         self.selected: str | None = None
         self.pending: tuple[Pending, ...] = ()
+        self.aborting: frozenset[str] = frozenset()
+        """Requests whose abort takes effect with the next step."""
 
     def order(self) -> list[str]:
         """Ids of all rows that can be selected, from the top."""
@@ -76,11 +79,13 @@ class RequestsPanel(Panel):
         waiting = [r for r in trace.waiting if not self._ended(r)] if trace else []
         more = trace.num_waiting - len(trace.waiting) if trace else 0
         counts = f"running {len(running)} · waiting {len(waiting) + more} · finished {self.view.num_finished}"
+        if self.pending:
+            counts = f"sent {len(self.pending)} · {counts}"
         note = f"{counts} · last {num_columns(width)} steps" if width >= WIDE_GUTTER * 3 else counts
         lines = [heading("Requests", note, width)]
         if not running and not waiting and not self.view.finished and not self.pending:
             return (
-                lines + [[]] + [[(f"  {key}  ", style(BRIGHT, bold=True)), (text, style(TEXT))] for key, text in HINTS]
+                lines + [[]] + [[(f"  {key:<8}", style(BRIGHT, bold=True)), (text, style(TEXT))] for key, text in HINTS]
             )
         rows: list[Row] = [(r, partial(self._row, r, width, "running")) for r in running]
         if waiting or self.pending:
@@ -90,16 +95,16 @@ class RequestsPanel(Panel):
                 rows.append((None, partial(_note, f"and {more:,} more waiting")))
             rows += [(None, partial(self._pending_row, pending)) for pending in self.pending]
         rows += [(r, partial(self._row, r, width, "ended")) for r in reversed(self.view.finished)]
-        return lines + self._window(rows, height - 1)
+        return lines + self._window(rows, height - 1, more)
 
-    def _window(self, rows: Sequence[Row], height: int) -> list[list[Part]]:
-        """As many rows as fit, with the selected one among them."""
+    def _window(self, rows: Sequence[Row], height: int, num_unlisted: int) -> list[list[Part]]:
+        """As many rows as fit, with the selected one among them. `num_unlisted` requests have no row of their own."""
         position = next((i for i, (request_id, _) in enumerate(rows) if request_id == self.selected), 0)
         first = max(0, min(position - height // 2, len(rows) - height)) if position >= height - 1 else 0
         shown = [draw() for _, draw in rows[first : first + height]]
         hidden = len(rows) - first - len(shown)
         if hidden > 0 and shown:
-            shown[-1] = _note(f"and {hidden + 1:,} more rows (j, k)")
+            shown[-1] = _note(f"j, k: {hidden + 1 + num_unlisted:,} more below")
         return shown
 
     def _ended(self, request_id: str) -> bool:
@@ -114,7 +119,7 @@ class RequestsPanel(Panel):
         return [("─" * 3, style(FAINT)), (text, style(WAITING)), ("─" * (width - 4 - len(text)), style(FAINT))]
 
     def _pending_row(self, pending: Pending) -> list[Part]:
-        return [("   ?  ", style(DIM)), (fit(pending.label, 6), style(DIM)), (f" {pending.state}", style(DIM))]
+        return [("   …  ", style(DIM)), (fit(pending.label, 6), style(DIM)), (f" {pending.state}", style(DIM))]
 
     def _row(self, request_id: str, width: int, state: Literal["running", "waiting", "ended"]) -> list[Part]:
         request = self.view.requests[request_id]
@@ -123,13 +128,15 @@ class RequestsPanel(Panel):
         text = style(BRIGHT if selected else TEXT if state == "running" else DIM, bold=selected)
         line: list[Part] = [("▸" if selected else " ", style(BRIGHT, bold=True)), (f" {request.letter} ", letter)]
         progress, color = self._progress(request, state)
+        if request_id in self.aborting and not request.finished:
+            progress, color = "aborting", PREEMPTED
         look = text if color is None else style(color, bold=selected)
         times = f"{PREEMPTED_GLYPH}{len(request.preempted_at)}" if request.preempted_at else ""
         if gutter(width) == WIDE_GUTTER:
             blocks = f"{request.num_blocks}▦" if request.num_blocks else ""
-            line += [(fit(f" {request.label}", 7), text), (fit(progress, 8), look), (blocks.rjust(4), style(DIM))]
+            line += [(fit(f" {request.label}", 7), text), (fit(progress, 10), look), (blocks.rjust(4), style(DIM))]
         else:
-            line.append((fit(f" {progress}", 9), look))
+            line.append((fit(f" {progress}", 10), look))
         line.append((f"{times:>3} ", style(PREEMPTED)))
         return line + self._life(request, num_columns(width), dim=state == "ended")
 
@@ -139,11 +146,11 @@ class RequestsPanel(Panel):
         if request.finished:
             return ("abort" if request.finished.reason == "abort" else "done") + f" {request.num_output_tokens}", None
         if state == "waiting":
-            return f"{max(request.target, request.num_prompt_tokens)} tok", None
+            return f"{_short(max(request.target, request.num_prompt_tokens))} tok", None
         if request.is_prefilling and request.last:
             color = RECOMPUTE if request.last.kind == "recompute" else PREFILL
-            return f"{request.num_computed_tokens}/{request.target}", color
-        return f"{request.num_output_tokens}/{request.max_tokens}", None
+            return f"{_short(request.num_computed_tokens)}/{_short(request.target)}", color
+        return f"{_short(request.num_output_tokens)}/{_short(request.max_tokens)}", None
 
     def _life(self, request: RequestView, count: int, *, dim: bool) -> list[Part]:
         """What it did in each of the last `count` steps."""
@@ -162,6 +169,11 @@ class RequestsPanel(Panel):
             if step >= oldest:
                 cells[step - oldest] = (PREEMPTED_GLYPH, style(PREEMPTED, bold=True))
         return cells
+
+
+def _short(count: int) -> str:
+    """Four characters at most, up to a million."""
+    return str(count) if count < 10_000 else f"{count / 1000:.0f}k"
 
 
 def _note(text: str) -> list[Part]:

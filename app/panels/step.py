@@ -9,7 +9,7 @@ from engine.trace import StepTrace
 
 
 class StepPanel(Panel):
-    """Each request of the step is a segment as wide as its share, one cell at least; hatched is what stayed unused."""
+    """Each request of the step is a segment as wide as its share, one cell at least; dots are what stayed unused."""
 
     def draw(self, width: int, height: int) -> list[list[Part]]:
         trace = self.view.trace
@@ -20,7 +20,7 @@ class StepPanel(Panel):
         costs = self._costs(trace, width)
         sentences = [line for sentence in explain(trace, self.view) for line in wrap_parts(sentence, width, indent=2)]
         room = height - len(lines) - 1
-        if len(sentences) > room:
+        if len(sentences) > room > 0:
             sentences = [*sentences[: room - 1], [(f"  and {len(sentences) - room + 1} more lines", style(DIM))]]
         return [*lines, *sentences, costs]
 
@@ -35,7 +35,7 @@ class StepPanel(Panel):
         for item, size in zip(trace.scheduled, sizes, strict=True):
             request = self.view.requests.get(item.request_id)
             line.append((self.view.letter(item.request_id).ljust(size), owner_cell(request.number if request else 0)))
-        line.append(("░" * (width - sum(sizes)), style(FAINT)))
+        line.append(("·" * (width - sum(sizes)), style(FAINT)))
         return line
 
     @staticmethod

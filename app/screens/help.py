@@ -14,7 +14,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from app.commands import COMMANDS, Command
-from app.palette import BRIGHT, DECODE, DIM, PREEMPTED, PREFILL, RECOMPUTE, TEXT, WAITING
+from app.palette import BRIGHT, CACHED, DECODE, PREEMPTED, PREFILL, RECOMPUTE, TEXT, WAITING
 
 SIGNS = (
     ("▪ decode", DECODE, "a request computes one token: the one that it got in the step before."),
@@ -22,13 +22,16 @@ SIGNS = (
     ("▒ recompute", RECOMPUTE, "a preempted request computes again what it had lost."),
     ("× preempted", PREEMPTED, "KV blocks ran out: the request lost its blocks and went back to the queue."),
     ("· waiting", WAITING, "in the queue. The head of it says what it waits for; nobody passes it."),
+    ("▼", PREEMPTED, "under the budget: a request was preempted in that step."),
+    ("░", CACHED, "the prefix cache: tokens that it saved, and free blocks whose content it still knows."),
+    ("▦", TEXT, "KV blocks that a request holds."),
 )
 PANELS = (
     ("Token budget", TEXT, "A column is a step, its height the tokens computed in it; the dotted line is the budget."),
     (
         "Requests",
         TEXT,
-        "Rows in the scheduler's order, their lives on the same columns. 12/60: output tokens of at most.",
+        "Rows in the scheduler's order, lives in the budget's columns. 12/60: output; in blue or orange: computed.",
     ),
     ("Step", TEXT, "Who got how much of the newest step's budget, and why not more."),
     ("KV blocks", TEXT, "Every block of the cache: the letter of who holds it, how full it is, how many share it."),
@@ -43,10 +46,10 @@ class HelpScreen(ModalScreen[None]):
     def compose(self) -> ComposeResult:
         keys = [(" ".join(_names(command)), DECODE, command.help) for command in COMMANDS]
         keys.append(("ctrl+p", DECODE, "All commands by name."))
-        with VerticalScroll(id="help"):
+        with VerticalScroll(id="help") as scroll:
+            scroll.border_subtitle = "Escape closes this"
             for title, rows in (("Keys", keys), ("Signs", SIGNS), ("Panels", PANELS)):
                 yield Static(_table(title, rows))
-            yield Static(Text("Escape closes this.", DIM))
 
 
 def _table(title: str, rows: Iterable[tuple[str, str, str]]) -> Table:

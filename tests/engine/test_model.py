@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import signal
@@ -19,6 +20,7 @@ from transformers import (
     BertConfig,
     Gemma2Config,
     LlamaConfig,
+    LlamaForCausalLM,
     MambaConfig,
     MistralConfig,
     Qwen3Config,
@@ -28,9 +30,12 @@ from transformers import (
 
 from engine import smollm2, tiny
 from engine.attention import ATTENTION
+from engine.build import serve_model
 from engine.config import ConfigError, EngineConfig
+from engine.core import LLMEngine
 from engine.model import check_config, load_model
 from engine.progress import ModelError, Progress
+from engine.request import RequestError, SamplingParams
 from engine.runner import ModelRunner
 from engine.selfcheck import self_check
 from engine.verify import verify
@@ -311,3 +316,93 @@ def test_config_check_accepts_the_families_that_we_name() -> None:
 def test_eos_of_the_generation_config_counts(folder: Path) -> None:
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 9]}))
     assert load_model(str(folder)).tokenizer.eos_token_ids == {7, 9, 256}
+
+
+def llama(folder: Path, **options: object) -> Path:
+    """A small random Llama with the byte tokenizer, in a folder."""
+    config = LlamaConfig(
+        vocab_size=257,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        eos_token_id=256,
+        **options,
+    )
+    torch.manual_seed(3)
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tiny.build()[1].save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_positions_that_depend_on_the_batch_are_refused(kind: str) -> None:
+    factors = {"factor": 4.0} if kind == "dynamic" else {"short_factor": [1.0] * 16, "long_factor": [2.0] * 16}
+    rope = {"rope_type": kind, "rope_theta": 10000.0, "original_max_position_embeddings": 256, **factors}
+    with pytest.raises(ModelError, match=kind):
+        check_config(LlamaConfig(hidden_size=128, num_attention_heads=4, rope_parameters=rope))
+
+
+def test_a_model_that_is_shorter_than_the_configuration(tmp_path: Path) -> None:
+    loaded = load_model(str(llama(tmp_path / "short", max_position_embeddings=300)))
+    with pytest.raises(ConfigError, match="at most 300"):
+        serve_model(loaded, EngineConfig(max_model_len=301))
+    serve_model(loaded, EngineConfig(max_model_len=300))
+
+
+@pytest.mark.parametrize("place", ["tiny", "folder"])
+def test_short_types_round_weights_and_nothing_else(place: str, tmp_path: Path) -> None:
+    """Rotary frequencies in bfloat16 would be off by more with every position."""
+    spec = "tiny" if place == "tiny" else str(llama(tmp_path / "model"))
+    model = load_model(spec, dtype="bfloat16").model
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    assert {buffer.dtype for buffer in model.buffers()} == {torch.float32}
+
+
+def test_a_models_own_generation_config_changes_nothing_in_verify(folder: Path) -> None:
+    (folder / "generation_config.json").write_text(json.dumps({"repetition_penalty": 1.3, "eos_token_id": [256]}))
+    assert all(result.same for result in verify(load_model(str(folder)), EngineConfig()))
+
+
+@pytest.mark.parametrize("template", ["{{ raise_exception('no users here') }}", "{% for %}"])
+def test_a_chat_template_that_fails_refuses_the_request_only(folder: Path, template: str) -> None:
+    (folder / "chat_template.jinja").write_text(template)
+    engine = serve_model(load_model(str(folder)), EngineConfig()).engine
+    with pytest.raises(RequestError, match="chat template"):
+        engine.add_request("hello", chat=True)
+    (output,) = engine.generate(["hello"])
+    assert output.token_ids
+
+
+def test_a_pool_that_no_memory_holds() -> None:
+    with pytest.raises(ConfigError, match="GB"):
+        ModelRunner(load_model("tiny").model, EngineConfig(num_blocks=10**12))
+
+
+def test_what_overflows_in_float16_stays_with_its_request() -> None:
+    """Blocks are reused: what one request left in them must not reach the next, however masked it is."""
+    loaded = load_model("tiny", dtype="float16")
+    runner = ModelRunner(loaded.model, EngineConfig())
+    engine = LLMEngine(EngineConfig(), runner)
+    value_projection = loaded.model.base_model.layers[0].self_attn.v_proj.weight
+    weights = value_projection.data.clone()
+    value_projection.data *= 1e6
+    engine.generate([list(range(40))], SamplingParams(max_tokens=2))
+    assert all(torch.isfinite(values).all() for values in runner.cache.values)
+    value_projection.data = weights
+
+
+def test_every_loader_refuses_code_that_comes_with_a_model() -> None:
+    """In every call of transformers that reads a model's files."""
+    calls = [
+        node
+        for path in Path(smollm2.__file__).parent.glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "from_pretrained"
+    ]
+    assert len(calls) >= 6
+    for call in calls:
+        trust = [keyword.value for keyword in call.keywords if keyword.arg == "trust_remote_code"]
+        assert len(trust) == 1 and isinstance(trust[0], ast.Constant) and trust[0].value is False

@@ -1,0 +1,186 @@
+"""The decision in words: every number of the trace that matters is in its sentence, and nobody is left out."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.view import EngineView
+from app.words import Sentence, ended, explain, letters, plural, preempted, progressed, waits
+from engine.config import EngineConfig
+from engine.trace import Arrival, Blocked, Finished, Preemption, Scheduled, StepTrace
+from tests.app.support import SCENARIOS, repeatable, scenario, text_of, view_of
+
+CONFIG = EngineConfig(max_num_seqs=7, max_num_batched_tokens=93)
+
+
+def numbers_in(text: str) -> list[int]:
+    return [int(number.replace(",", "")) for number in re.findall(r"\d[\d,]*", text)]
+
+
+def small_view(num_requests: int = 4) -> EngineView:
+    """Requests "1" to "4", with the letters a to d, and nothing else."""
+    arrivals = tuple(Arrival(str(i + 1), "short", "p", 3, 4, 0.0) for i in range(num_requests))
+    return view_of([StepTrace(step=0, started=0.0, config=CONFIG, arrivals=arrivals, num_free_blocks=9)])
+
+
+def words(trace: StepTrace, view: EngineView) -> str:
+    return "\n".join(map(text_of, explain(trace, view)))
+
+
+def named(*sentences: Sentence) -> set[str]:
+    """The letters of requests: each is a part of its own, which the article "a" is not."""
+    return {text.strip() for sentence in sentences for text, _ in sentence if len(text.strip()) == 1} - {"×"}
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_everybody_in_a_step_is_named(name: str) -> None:
+    view = EngineView()
+    for trace in scenario(name):
+        view.apply(trace)
+        ids = [item.request_id for item in trace.scheduled]
+        ids += [preemption.request_id for preemption in trace.preemptions]
+        ids += [preemption.for_request_id for preemption in trace.preemptions]
+        ids += [trace.blocked.request_id] if trace.blocked else []
+        assert named(*explain(trace, view)) == set(map(view.letter, ids))
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_every_number_comes_from_the_trace(name: str) -> None:
+    """What is said in figures is a field of the trace: nothing is made up, nothing is an estimate."""
+    view = EngineView()
+    for trace in scenario(name):
+        view.apply(trace)
+        known = {1, trace.config.max_num_seqs, trace.config.max_num_batched_tokens}
+        parts: list[msgspec.Struct] = [
+            *trace.scheduled,
+            *trace.preemptions,
+            *([trace.blocked] if trace.blocked else []),
+        ]
+        for part in parts:
+            known |= {value for value in msgspec.structs.astuple(part) if isinstance(value, int)}
+        known |= {item.end for item in trace.scheduled}
+        assert set(numbers_in(words(trace, view))) <= known
+
+
+def test_nothing_to_compute() -> None:
+    trace = StepTrace(step=3, started=0.0, config=CONFIG, num_free_blocks=9)
+    (line,) = explain(trace, small_view())
+    assert "nothing" in text_of(line)
+
+
+def test_decodes_share_one_sentence() -> None:
+    view = small_view()
+    items = tuple(Scheduled(str(i), "decode", 10, 1, 11) for i in (1, 2, 4))
+    trace = StepTrace(step=1, started=0.0, config=CONFIG, scheduled=items, running=("1", "2", "4"), num_free_blocks=9)
+    (line,) = explain(trace, view)
+    assert text_of(line).startswith("a b d ") and "decode" in text_of(line)
+    assert numbers_in(text_of(line)) == [1]
+
+
+@pytest.mark.parametrize(
+    ("item", "numbers", "has"),
+    [
+        (Scheduled("1", "prefill", 0, 45, 45, admitted=True), [45], "tokens"),
+        (Scheduled("1", "prefill", 0, 1, 1, admitted=True), [1], "1 token"),
+        (Scheduled("2", "prefill", 60, 40, 786, chunk=3, cut_by="budget"), [40, 3, 100, 786], "budget"),
+        (Scheduled("2", "prefill", 60, 40, 786, chunk=3, cut_by="threshold"), [40, 3, 100, 786], "threshold"),
+        (Scheduled("2", "prefill", 760, 26, 786, chunk=9), [26, 9, 786, 786], "prefill"),
+        (Scheduled("3", "prefill", 48, 12, 60, admitted=True, num_cached_tokens=48), [12, 48], "cache"),
+        (Scheduled("3", "recompute", 0, 31, 31, admitted=True, num_recomputed_tokens=30), [30, 1], "recompute"),
+    ],
+)
+def test_progress_says_how_much_and_why_not_more(item: Scheduled, numbers: list[int], has: str) -> None:
+    text = text_of(progressed(item, small_view()))
+    assert text.startswith({"1": "a ", "2": "b ", "3": "c "}[item.request_id])
+    assert numbers_in(text) == numbers
+    assert has in text
+    assert ("budget" in text, "threshold" in text) == (item.cut_by == "budget", item.cut_by == "threshold")
+
+
+def test_preempted_says_for_whom_and_what_it_costs() -> None:
+    sentence = preempted(Preemption("3", "1", 2, 0, 5, 37), small_view())
+    text = text_of(sentence)
+    assert [part.strip() for part, _ in sentence if len(part.strip()) == 1] == ["×", "c", "a"]
+    assert numbers_in(text) == [2, 0, 5, 37]
+    assert "2 blocks" in text and "5 blocks" in text and "37 tokens" in text
+
+
+def test_preempted_by_itself_says_so() -> None:
+    sentence = preempted(Preemption("2", "2", 3, 1, 4, 1), small_view())
+    text = text_of(sentence)
+    assert named(sentence) == {"b"} and "itself" in text
+    assert numbers_in(text) == [3, 1, 4, 1]
+
+
+def test_one_of_a_thing_is_singular() -> None:
+    text = text_of(preempted(Preemption("2", "1", 1, 0, 1, 1), small_view()))
+    assert "1 blocks" not in text and "1 tokens" not in text
+    assert text.count("1 block") == 2 and "1 token" in text
+
+
+@pytest.mark.parametrize(
+    ("blocked", "numbers", "has"),
+    [
+        (Blocked("1", "seats"), [7], "seats"),
+        (Blocked("1", "budget"), [93], "budget"),
+        (Blocked("1", "preemption"), [], "preempt"),
+        (Blocked("1", "chunking", needed=40, available=24), [40, 24], "chunking"),
+        (Blocked("1", "blocks", needed=5, available=3), [5, 3], "5 blocks"),
+        (Blocked("1", "blocks", needed=1, available=0), [1, 0], "1 block,"),
+        (Blocked("1", "blocks", needed=5, available=6, watermark=2), [5, 6, 2], "watermark"),
+    ],
+)
+def test_waits_says_what_is_missing(blocked: Blocked, numbers: list[int], has: str) -> None:
+    text = waits(blocked, CONFIG)
+    assert "wait" in text and has in text
+    assert numbers_in(text) == numbers
+
+
+def test_blocked_with_a_watermark_reads_as_a_reason() -> None:
+    """Needs 1 and 1 is free is no reason, unless one has to stay free: every block reason shows needed > left."""
+    text = waits(Blocked("1", "blocks", needed=1, available=1, watermark=1), CONFIG)
+    assert numbers_in(text) == [1, 1, 1]
+    assert "1 of them" in text
+
+
+@pytest.mark.parametrize(
+    ("finished", "numbers", "has"),
+    [
+        (Finished("1", "stop", 12), [12], "stop"),
+        (Finished("1", "length", 60), [60], "length"),
+        (Finished("1", "abort", 0), [0], "0 tokens"),
+        (Finished("1", "abort", 1), [1], "1 token"),
+        (Finished("1", "stop", 1234), [1234], "1,234 tokens"),
+    ],
+)
+def test_ended_says_how(finished: Finished, numbers: list[int], has: str) -> None:
+    text = ended(finished)
+    assert has in text and numbers_in(text) == numbers
+    assert ("abort" in text) == (finished.reason == "abort")
+    assert "1 tokens" not in text
+
+
+def test_the_starved_are_named() -> None:
+    """A running request without a share: it must not look as if nothing was wrong."""
+    item = Scheduled("1", "decode", 10, 1, 11)
+    trace = StepTrace(step=1, started=0.0, config=CONFIG, scheduled=(item,), running=("1", "2", "4"), num_free_blocks=9)
+    served, starved = explain(trace, small_view())
+    assert named(served) == {"a"}
+    assert named(starved) == {"b", "d"} and "nothing" in text_of(starved)
+
+
+def test_a_forgotten_request_is_a_question_mark() -> None:
+    assert text_of(letters(["1", "no such request"], small_view())) == "a ? "
+
+
+@given(st.integers(0, 10**9))
+@repeatable
+def test_plural(count: int) -> None:
+    text = plural(count, "block")
+    assert numbers_in(text) == [count]
+    assert text.endswith("s") == (count != 1)
