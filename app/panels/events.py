@@ -31,7 +31,7 @@ class EventsPanel(Panel):
                 else:
                     line.append(("preempted for ", style(TEXT)))
                     line += letters([event.preemption.for_request_id], self.view)
-                line.append((f"{event.preemption.num_lost_tokens:,} tokens lost", style(TEXT)))
+                line.append((f"{event.preemption.num_lost_tokens:,} tok lost", style(TEXT)))
             case "first token":
                 line += [("▸ ", style(DECODE)), *who, ("first token", style(DIM))]
             case "finished" | "aborted":

@@ -350,7 +350,7 @@ def test_events_show_the_newest() -> None:
     for trace in scenario("preempting"):
         for preemption in trace.preemptions:
             (line,) = [x for x in everything[1:] if int(x[:5]) == trace.step and PREEMPTED_GLYPH in x]
-            assert f"{preemption.num_lost_tokens} tokens" in line
+            assert f"{preemption.num_lost_tokens} tok" in line
             assert f" {view.letter(preemption.request_id)} " in line
             assert f" {view.letter(preemption.for_request_id)} " in line
 
