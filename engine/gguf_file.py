@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import redirect_stderr
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +27,16 @@ def load_gguf(
         raise ModelError(f"{path} cannot be read as GGUF: {one_line(error)}") from error
     check_config(config)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=name, trust_remote_code=False)
-        model = AutoModelForCausalLM.from_pretrained(
-            folder,
-            gguf_file=name,
-            dtype=dtype,
-            trust_remote_code=False,
-            # without it transformers keeps the weights packed and unpacks them in every layer of every step
-            quantization_config=GgufConfig(gguf_file=name, dequantize=True),
-        )
+        with redirect_stderr(StringIO()):  # a progress bar of the reader's own, which nothing else switches off
+            tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=name, trust_remote_code=False)
+            model = AutoModelForCausalLM.from_pretrained(
+                folder,
+                gguf_file=name,
+                dtype=dtype,
+                trust_remote_code=False,
+                # without it transformers keeps the weights packed and unpacks them in every layer of every step
+                quantization_config=GgufConfig(gguf_file=name, dequantize=True),
+            )
     except Exception as error:
         raise ModelError(f"the model in {path} cannot be loaded: {one_line(error)}") from error
     _forget_quantization(model)
