@@ -32,10 +32,6 @@ class BlockPool:
         """Blocks that nobody holds, cached or not."""
         return len(self._free)
 
-    @property
-    def num_usable(self) -> int:
-        return self.num_blocks - 1
-
     def table(self, request_id: str) -> Sequence[int]:
         """The request's block table: block i holds its tokens [i * block_size, (i + 1) * block_size)."""
         return self._tables.get(request_id, ())

@@ -8,6 +8,9 @@ from app.text import printable, wrap
 from app.view import RequestView
 from app.words import ended
 
+SMALL = 4
+"""Lines up to which the text needs the one that the prompt would take."""
+
 
 class OutputPanel(Panel):
     """The end of the text, as much as fits. Whatever stands in it, it is drawn as plain characters."""
@@ -21,8 +24,8 @@ class OutputPanel(Panel):
         if request is None:
             return [heading("Output", "", width), [("select a request with j and k", style(DIM))]]
         lines = [heading("Output", f"{request.letter} · {self._state(request)}", width)]
-        first_line = " ".join(request.prompt.split())
-        lines.append([("› " + printable(first_line), style(DIM))])
+        if height > SMALL:
+            lines.append([("› " + printable(" ".join(request.prompt.split())), style(DIM))])
         return lines + self._text(request, width)[-max(1, height - len(lines)) :]
 
     def _text(self, request: RequestView, width: int) -> list[list[Part]]:

@@ -264,7 +264,7 @@ def check_invariants(scheduler: Scheduler) -> None:
     waiting = [request.request_id for request in scheduler.waiting]
     held = {block for rid in scheduler.requests for block in pool.table(rid)}
     assert NULL_BLOCK not in held
-    assert pool.num_free + len(held) == pool.num_usable, "free + held is not what there is"
+    assert pool.num_free + len(held) == pool.num_blocks - 1, "free + held is not what there is"
     assert len(running) <= scheduler.config.max_num_seqs
     assert sorted(running + waiting) == sorted(scheduler.requests), "an unfinished request is in exactly one queue"
     for request in scheduler.running:
