@@ -13,8 +13,9 @@ from typing import Any, TypeVar
 from pydantic import Field, ValidationError
 from pydantic_settings import CliSettingsSource, SettingsError
 
-from app.headless import CLEAR_LINE
+from app.headless import clear_report
 from app.settings import Settings, SettingsMistake
+from app.text import printable
 from engine.config import ConfigError
 from engine.locate import locate
 from engine.progress import ModelError
@@ -167,10 +168,9 @@ def describe(mistake: Any) -> str:
 
 def fail(*lines: str) -> int:
     """Print what was wrong, over any progress that still stands on the line."""
-    if sys.stderr.isatty():
-        print(CLEAR_LINE, end="", file=sys.stderr)
+    clear_report()
     for line in lines:
-        print(f"nanoviz: {line}", file=sys.stderr)
+        print(f"nanoviz: {printable(line)}", file=sys.stderr)
     return MISUSE
 
 

@@ -38,11 +38,11 @@ COMMANDS = (
     Command("previous", "up,k", "↑", "Previous request", "Select the request above."),
     Command("follow", "escape", "esc", "Follow the first row", "Let the selection stay on the first row again."),
     Command("pause", "space", "space", "Pause or go on", "Stop before the next step, or go on.", "pause"),
-    Command("step", "full_stop", ".", "One step", "Run one step while paused.", "step"),
     Command("restart", "r", "r", "Restart the engine", "Start an engine that has ended again."),
     Command("screenshot", "S", "S", "Save a picture", "Save the screen as an SVG file in this folder."),
     Command("help", "question_mark", "?", "Help", "Keys, and what the panels show.", "help"),
     Command("quit", "q,ctrl+c", "q", "Quit", "Leave; the engine ends with the dashboard.", "quit"),
+    Command("step", "full_stop", ".", "One step", "Run one step while paused.", "step"),
     Command("faster", "plus,equals_sign", "+", "Faster", "More steps a second; at the end, no limit.", "faster"),
     Command("slower", "minus", "-", "Slower", "Fewer steps a second."),
 )

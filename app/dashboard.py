@@ -11,6 +11,7 @@ from typing import ClassVar, Protocol
 from textual.app import App, ComposeResult, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
+from textual.notifications import SeverityLevel
 from textual.screen import Screen
 from textual.widgets import Footer, Static
 
@@ -28,6 +29,7 @@ from app.panels.requests import Pending, RequestsPanel
 from app.panels.step import StepPanel
 from app.protocol import Command, EngineOptions, Event
 from app.screens.help import HelpScreen
+from app.text import printable
 from app.view import EngineView
 from engine.request import SamplingParams
 
@@ -132,7 +134,7 @@ class Dashboard(App[int]):
             case protocol.Ready():
                 self.ready, self.loading = event, None
                 if not event.bitwise:
-                    self.notify(f"Results are {event.exactness}.", severity="warning", timeout=8, markup=False)
+                    self._say(f"Results are {event.exactness}.", "warning")
             case protocol.Accepted(request_id, num_prompt_tokens):
                 if request_id in self.pending:
                     label = self.pending[request_id].label
@@ -140,7 +142,7 @@ class Dashboard(App[int]):
                     self.pending[request_id] = Pending(request_id, label, state)
             case protocol.Refused(request_id, reason):
                 self.pending.pop(request_id, None)
-                self.notify(f"Refused: {reason}", severity="warning", timeout=8, markup=False)
+                self._say(f"Refused: {reason}", "warning")
             case protocol.PaceSet(paused, steps_per_second):
                 self._unanswered = max(0, self._unanswered - 1)
                 if not self._unanswered:  # an answer to an older key must not undo a newer one
@@ -150,19 +152,22 @@ class Dashboard(App[int]):
                 self.failed = self.failed or event
                 self.loading = None
                 self.pending.clear()
+                self.aborting.clear()
 
     def show(self) -> None:
         """Bring every panel up to the view."""
         requests = self.query_one(RequestsPanel)
         requests.view = self.view
+        requests.pending = tuple(self.pending.values())
         order = requests.order()
-        if self.following or self.selected not in order:
+        self.following = self.following or self.selected not in order
+        if self.following:
             self.selected = next(iter(order), None)
         requests.selected = self.query_one(OutputPanel).selected = self.selected
-        requests.pending = tuple(self.pending.values())
         requests.aborting = frozenset(self.aborting)
         header = self.query_one(Header)
         header.ready, header.state, header.steps_per_second = self.ready, self._state(), self.speed
+        header.paused = self.paused
         header.config = self.view.config or self.options.config
         banner = self.query_one(Banner)
         banner.progress, banner.failed = self.loading, self.failed
@@ -199,8 +204,9 @@ class Dashboard(App[int]):
         self._inject("short", BURST)
 
     def action_abort(self) -> None:
-        if self.selected is None or self.view.requests[self.selected].finished or self.failed:
-            self.notify("There is nothing to abort: select a request that runs or waits.", markup=False)
+        request = self.view.requests.get(self.selected or "")
+        if self.selected is None or self.failed or (request is not None and request.finished):
+            self._say("There is nothing to abort: select a request that was sent, waits or runs.")
             return
         self.source.send(protocol.Abort(self.selected))
         self.aborting.add(self.selected)
@@ -232,10 +238,16 @@ class Dashboard(App[int]):
 
     def action_restart(self) -> None:
         if not self.failed:
-            self.notify("The engine is alive; r starts one that has ended.", markup=False)
+            self._say("The engine is alive; r starts one that has ended.")
             return
+        paused, speed = self.paused, self.speed
         self.source.close()
         self._begin()
+        if paused:
+            self._set_paused(True)
+        if speed:
+            self.speed = speed
+            self._set_pace(protocol.SetSpeed(speed))
         self.show()
 
     def action_help(self) -> None:
@@ -246,17 +258,21 @@ class Dashboard(App[int]):
         try:
             saved = self.save_screenshot(filename, path or str(Path.cwd()))
         except OSError as error:
-            self.notify(f"The picture cannot be saved: {error.strerror}.", severity="error", markup=False)
+            self._say(f"The picture cannot be saved: {error.strerror}.", "error")
         else:
-            self.notify(f"Saved {saved}", markup=False)
+            self._say(f"Saved {saved}")
 
     async def action_quit(self) -> None:
         """Exit code 1 if the engine never came up: whoever called has not seen anything."""
         self.exit(1 if self.failed and self.ready is None else 0)
 
+    def _say(self, text: str, severity: SeverityLevel = "information") -> None:
+        """A note at the edge of the screen, drawn literally."""
+        self.notify(printable(text), severity=severity, timeout=8, markup=False)
+
     def _inject(self, label: prompts.Label, count: int = 1) -> None:
         if self.failed:
-            self.notify("The engine has ended; r starts it again.", severity="warning", markup=False)
+            self._say("The engine has ended; r starts it again.", "warning")
             return
         # A model with a byte tokenizer needs many more tokens for the same text: it gets the end of it.
         longest = self.options.config.max_model_len * 3 // 5

@@ -13,8 +13,8 @@ from engine.request import RequestError, SamplingParams
 from engine.trace import StepTrace, encode
 
 TABLE = "{:>5}  {:>6}  {:>8}  {:>7}  {:>7}  {:>9}  {:>6}"
-CLEAR_LINE = "\r\x1b[2K"
 COLUMNS = ("step", "tokens", "requests", "prefill", "waiting", "preempted", "blocks")
+CLEAR_LINE = "\r\x1b[2K"
 
 
 def run(
@@ -46,8 +46,8 @@ def run(
         for output in step.outputs:
             texts[output.request_id] += output.text
         if json:
-            sys.stdout.buffer.write(encode(step) + b"\n")
-            sys.stdout.buffer.flush()
+            line = encode(step).decode()
+            print(printable(line) if sys.stdout.isatty() else line, flush=True)
         if trace:
             print(row(step))
     if json:
@@ -87,7 +87,8 @@ def verify(config: EngineConfig, *, model: str, dtype: str, device: str, threads
         variant.validate()
     loaded = load_model(model, dtype=dtype, device=device, threads=threads, report=report)
     clear_report()
-    print(f"{loaded.name}: {len(QUESTIONS)} chat requests, greedy, each compared with transformers generating it alone")
+    name = printable(loaded.name)
+    print(f"{name}: {len(QUESTIONS)} chat requests, greedy, each compared with transformers generating it alone")
     print(f"{'':26}{'steps':>6}{'preempted':>11}{'seconds':>9}  same")
     all_same = True
     for result in results(loaded, config):
@@ -107,7 +108,7 @@ def report(progress: Progress) -> None:
     """Progress on standard error, one line that is written over; silent where nobody watches."""
     if sys.stderr.isatty():
         share = f" {100 * progress.done // progress.total}%" if progress.total else ""
-        print(f"{CLEAR_LINE}{progress.what}{share}", end="", file=sys.stderr, flush=True)
+        print(f"{CLEAR_LINE}{printable(progress.what)}{share}", end="", file=sys.stderr, flush=True)
 
 
 def clear_report() -> None:

@@ -36,7 +36,10 @@ def settings_path() -> Path:
 
 
 class _File(TomlConfigSettingsSource):
-    """The settings file. It serves all commands: another's option is left out, what is nobody's is refused."""
+    """The settings file. It serves all commands: another's option is left out, what is nobody's is refused.
+
+    Commands are the subclasses of `Settings`; `app.cli` defines them all.
+    """
 
     def __call__(self) -> dict[str, Any]:
         known = {name for command in _all_subclasses(_Base) for name in command.model_fields}

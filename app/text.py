@@ -10,6 +10,8 @@ TAB = "    "
 HIDDEN = "·"
 """Stands for a character that has no picture of its own and might do something."""
 _CONTROL_PICTURES = {code: chr(0x2400 + code) for code in range(0x20)} | {0x7F: "␡"}
+MAX_MARKS = 3
+"""On one letter; more of them would be drawn over the lines above."""
 _MODIFIERS = frozenset("\ufe0e\ufe0f\u200d\U0001f3fb\U0001f3fc\U0001f3fd\U0001f3fe\U0001f3ff")
 """Variation selectors, the joiner and skin tones change the width of what stands before them, and no two terminals
 agree by how much: they go, the picture stays."""
@@ -26,11 +28,13 @@ def printable(text: str, *, newlines: bool = False) -> str:
     if text.isascii() and text.isprintable():
         return text
     signs: list[str] = []
+    num_marks = 0
     for character in text:
         is_mark = unicodedata.category(character) in ("Mn", "Me")
+        num_marks = num_marks + 1 if is_mark else 0
         if is_mark and (not signs or not signs[-1] or signs[-1].isspace()):
             signs.append(HIDDEN)  # with no letter to sit on, it would sit on what stands before the text
-        else:
+        elif num_marks <= MAX_MARKS:
             signs.append(_printable_character(character, newlines))
     return unicodedata.normalize("NFC", "".join(signs))
 
@@ -45,20 +49,21 @@ def wrap(text: str, width: int) -> list[str]:
     lines = []
     for paragraph in printable(text, newlines=True).split("\n"):
         line, *words = paragraph.split(" ")
-        *full, line = _chop(line, width)
+        *full, line = chop(line, width)
         lines += full
         for word in words:
             if cell_len(line) + 1 + cell_len(word) <= width:
                 line = f"{line} {word}"
                 continue
-            *full, rest = _chop(word, width)
+            *full, rest = chop(word, width)
             lines += [line, *full]
             line = rest
         lines.append(line)
     return lines
 
 
-def _chop(word: str, width: int) -> list[str]:
+def chop(word: str, width: int) -> list[str]:
+    """A word in pieces of at most `width` cells; one piece if it fits."""
     pieces, piece, used = [], "", 0
     for character in word:
         cells = cell_len(character)
@@ -82,6 +87,8 @@ def _printable_character(character: str, newlines: bool) -> str:
         return _CONTROL_PICTURES[code]
     if _REGIONAL_A <= code <= _REGIONAL_Z:
         return chr(ord("A") + code - _REGIONAL_A)
-    if unicodedata.category(character) in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"):
+    category = unicodedata.category(character)
+    if category in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"):
         return HIDDEN
-    return character
+    # Letters without a width of their own, such as half a Hangul syllable: terminals do not agree on it.
+    return HIDDEN if cell_len(character) == 0 and not category.startswith("M") else character

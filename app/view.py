@@ -131,9 +131,6 @@ class EngineView:
     def config(self) -> EngineConfig | None:
         return self.trace.config if self.trace else None
 
-    def request(self, request_id: str) -> RequestView:
-        return self.requests[request_id]
-
     def letter(self, request_id: str) -> str:
         """The letter of a request; "?" for one that has been forgotten."""
         request = self.requests.get(request_id)

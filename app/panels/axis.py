@@ -22,5 +22,4 @@ def num_columns(width: int) -> int:
 
 def columns(view: EngineView, width: int) -> list[StepBar]:
     """The steps that fit, oldest first. The last one stands in the panel's last column."""
-    bars = view.bars
-    return list(islice(bars, max(0, len(bars) - num_columns(width)), None))
+    return list(islice(reversed(view.bars), num_columns(width)))[::-1]

@@ -8,6 +8,8 @@ from app.protocol import Failed, Loading
 from app.text import printable
 
 BAR_WIDTH = 24
+MAX_LINES = 5
+"""Of an error: the panels below it show the state in which it happened."""
 
 
 class Banner(Panel):
@@ -22,8 +24,11 @@ class Banner(Panel):
         if self.failed:
             keys: list[Part] = [("r", style(BRIGHT, bold=True)), (" starts it again, ", style(DIM))]
             keys += [("q", style(BRIGHT, bold=True)), (" leaves", style(DIM))]
-            text = f"✗ {printable(self.failed.error)}"
-            return [*wrap_parts([(text, style(PREEMPTED, bold=True))], max(20, width - 2), indent=2), keys]
+            text = f"✗ {printable(' '.join(self.failed.error.split()))}"
+            lines = wrap_parts([(text, style(PREEMPTED, bold=True))], max(20, width), indent=2)
+            if len(lines) > MAX_LINES:
+                lines[MAX_LINES - 1 :] = [[("  … the rest is in worker.log in nanoviz's log folder", style(DIM))]]
+            return [*lines, keys]
         if self.progress is None:
             return []
         what, done, total = self.progress.what, self.progress.done, self.progress.total

@@ -23,7 +23,7 @@ class BudgetPanel(Panel):
         lines = [heading("Token budget", note, width)]
         if rows < 1:
             return lines
-        top = max((bar.budget for bar in bars), default=self._budget())
+        top = max((bar.budget for bar in bars), default=0)
         cells = [_column(bar, top, rows) for bar in bars]
         gap = width - left - len(bars)
         numbers = self._numbers()
@@ -38,10 +38,6 @@ class BudgetPanel(Panel):
         marks += [("▼", style(PREEMPTED, bold=True)) if bar.num_preemptions else ("─", style(FAINT)) for bar in bars]
         lines.append(marks)
         return lines
-
-    def _budget(self) -> int:
-        config = self.view.config
-        return config.max_num_batched_tokens if config else 0
 
     def _numbers(self) -> list[Part]:
         """What the shown step's budget went to, in figures."""

@@ -16,8 +16,8 @@ class EventsPanel(Panel):
     def draw(self, width: int, height: int) -> list[list[Part]]:
         preemptions = self.view.num_preemptions
         lines = [heading("Events", plural(preemptions, "preemption") if preemptions else "", width)]
-        first = max(0, len(self.view.events) - height + 1)
-        return lines + [self._line(event) for event in islice(self.view.events, first, None)]
+        newest = list(islice(reversed(self.view.events), max(0, height - 1)))
+        return lines + [self._line(event) for event in reversed(newest)]
 
     def _line(self, event: EventView) -> list[Part]:
         line: list[Part] = [(f"{event.step:>4} ", style(DIM))]

@@ -22,6 +22,7 @@ class Header(Panel):
         self.ready: Ready | None = None
         self.state = LOADING
         self.steps_per_second = 0.0
+        self.paused = False
         self.config = EngineConfig()
 
     def draw(self, width: int, height: int) -> list[list[Part]]:
@@ -71,6 +72,8 @@ class Header(Panel):
         parts: list[Part] = [(f"  {SIGNS[self.state]}", style(color, bold=True))]
         if self.state != RUNNING:
             parts.append((f" {self.state}", style(color, bold=True)))
+        if self.paused and self.state == LOADING:
+            parts.append((f" {SIGNS[PAUSED]} {PAUSED}", style(WAITING, bold=True)))
         parts.append((step, style(TEXT, bold=True)))
         if self.steps_per_second:
             parts.append((f" ≤{self.steps_per_second:g}/s", style(WAITING)))

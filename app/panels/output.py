@@ -22,14 +22,18 @@ class OutputPanel(Panel):
     def draw(self, width: int, height: int) -> list[list[Part]]:
         request = self.view.requests.get(self.selected) if self.selected else None
         if request is None:
-            return [heading("Output", "", width), [("select a request with j and k", style(DIM))]]
+            note = "not in a step yet" if self.selected else "j and k select a request"
+            return [heading("Output", "", width), [(note, style(DIM))]]
         lines = [heading("Output", f"{request.letter} · {self._state(request)}", width)]
         if height > SMALL:
-            lines.append([("› " + printable(" ".join(request.prompt.split())), style(DIM))])
-        return lines + self._text(request, width)[-max(1, height - len(lines)) :]
+            beginning = " ".join(request.prompt[: 2 * width].split())
+            lines.append([("› " + printable(beginning), style(DIM))])
+        room = max(1, height - len(lines))
+        return lines + self._text(request, width, room)[-room:]
 
-    def _text(self, request: RequestView, width: int) -> list[list[Part]]:
-        wrapped = wrap(request.text, width)
+    def _text(self, request: RequestView, width: int, height: int) -> list[list[Part]]:
+        """At least the last `height` lines of the text; what lies further back is not even looked at."""
+        wrapped = wrap(request.text[-(height + 1) * width :], width)
         lines: list[list[Part]] = [[(line, style(TEXT))] for line in wrapped]
         trace = self.view.trace
         is_fresh = trace is not None and request.last_step == trace.step and request.finished is None

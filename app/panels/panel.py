@@ -14,6 +14,7 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from app.palette import BRIGHT, DIM, FAINT, style
+from app.text import chop
 from app.view import EngineView
 
 Part = tuple[str, Style]
@@ -82,19 +83,17 @@ def heading(title: str, note: str, width: int) -> list[Part]:
 
 
 def wrap_parts(parts: Iterable[Part], width: int, indent: int = 0) -> list[list[Part]]:
-    """Break a styled sentence at its spaces; lines after the first are indented."""
+    """Break a styled sentence at its spaces, and words that are too long anywhere; later lines are indented."""
     lines: list[list[Part]] = [[]]
     used = 0
     for text, look in parts:
         for word in _words(text):
-            size = cell_len(word)
-            if used + len(word.rstrip()) > width and used > indent:
-                lines.append([(" " * indent, look)] if indent else [])
-                used = indent
-                word = word.lstrip()
-                size = cell_len(word)
-            lines[-1].append((word, look))
-            used += size
+            for piece in chop(word, width - indent):
+                if used + cell_len(piece.rstrip()) > width and used > indent:
+                    lines.append([(" " * indent, look)] if indent else [])
+                    used = indent
+                lines[-1].append((piece, look))
+                used += cell_len(piece)
     return lines
 
 

@@ -32,7 +32,7 @@ from app.words import waits
 HINTS = (
     ("s", "a short request"),
     ("l", "a long one, some 500 tokens"),
-    ("b", "a burst of six short ones"),
+    ("b", "a burst of short ones"),
     ("llll b", "more than the memory holds: somebody will be preempted"),
     ("?", "what all this means"),
 )
@@ -47,6 +47,8 @@ class Pending:
     state: str
 
 
+UNLISTED = ""
+"""Stands for the requests that the trace does not name, where other rows have an id."""
 Row = tuple[str | None, Callable[[], list[Part]]]
 """A row's request, if it has one, and how to draw it; only rows in sight are drawn."""
 
@@ -64,14 +66,8 @@ class RequestsPanel(Panel):
     def order(self) -> list[str]:
         """Ids of all rows that can be selected, from the top."""
         trace = self.view.trace
-        if trace is None:
-            return []
-        alive = [
-            request_id
-            for request_id in (*trace.running, *trace.waiting)
-            if self.view.requests[request_id].finished is None
-        ]
-        return alive + list(reversed(self.view.finished))
+        alive = [r for r in (*trace.running, *trace.waiting) if not self._ended(r)] if trace else []
+        return [*alive, *(pending.request_id for pending in self.pending), *reversed(self.view.finished)]
 
     def draw(self, width: int, height: int) -> list[list[Part]]:
         trace = self.view.trace
@@ -92,8 +88,8 @@ class RequestsPanel(Panel):
             rows.append((None, partial(self._divider, width)))
             rows += [(r, partial(self._row, r, width, "waiting")) for r in waiting]
             if more:
-                rows.append((None, partial(_note, f"and {more:,} more waiting")))
-            rows += [(None, partial(self._pending_row, pending)) for pending in self.pending]
+                rows.append((UNLISTED, partial(_note, f"and {more:,} more waiting")))
+            rows += [(pending.request_id, partial(self._pending_row, pending)) for pending in self.pending]
         rows += [(r, partial(self._row, r, width, "ended")) for r in reversed(self.view.finished)]
         return lines + self._window(rows, height - 1, more)
 
@@ -102,9 +98,10 @@ class RequestsPanel(Panel):
         position = next((i for i, (request_id, _) in enumerate(rows) if request_id == self.selected), 0)
         first = max(0, min(position - height // 2, len(rows) - height)) if position >= height - 1 else 0
         shown = [draw() for _, draw in rows[first : first + height]]
-        hidden = len(rows) - first - len(shown)
-        if hidden > 0 and shown:
-            shown[-1] = _note(f"j, k: {hidden + 1 + num_unlisted:,} more below")
+        if len(rows) > first + height and shown:
+            below = rows[first + height - 1 :]  # the last row in sight makes way for the note
+            count = sum(num_unlisted if request_id == UNLISTED else request_id is not None for request_id, _ in below)
+            shown[-1] = _note(f"j, k: {count:,} more below" + (f", {first:,} above" if first else ""))
         return shown
 
     def _ended(self, request_id: str) -> bool:
@@ -119,7 +116,10 @@ class RequestsPanel(Panel):
         return [("─" * 3, style(FAINT)), (text, style(WAITING)), ("─" * (width - 4 - len(text)), style(FAINT))]
 
     def _pending_row(self, pending: Pending) -> list[Part]:
-        return [("   …  ", style(DIM)), (fit(pending.label, 6), style(DIM)), (f" {pending.state}", style(DIM))]
+        selected = pending.request_id == self.selected
+        look = style(BRIGHT, bold=True) if selected else style(DIM)
+        state = "aborting" if pending.request_id in self.aborting else pending.state
+        return [("▸" if selected else " ", look), (" …  ", look), (fit(pending.label, 6), look), (f" {state}", look)]
 
     def _row(self, request_id: str, width: int, state: Literal["running", "waiting", "ended"]) -> list[Part]:
         request = self.view.requests[request_id]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -212,3 +213,11 @@ def test_ctrl_c_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_verify_fails_if_anything_differs(monkeypatch: pytest.MonkeyPatch, same: bool, code: int) -> None:
     monkeypatch.setattr("app.headless.verify", lambda *arguments, **options: same)
     assert cli.main(["verify", "--model", "tiny"]) == code
+
+
+def test_errors_are_printed_literally(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A model's files may say anything, for example what would set the terminal's title."""
+    (tmp_path / "config.json").write_text('{"model_type": "x\\u001b]0;pwn\\u0007\\u001b[31m\\u202e"}')
+    result = run_cli(capsys, "run", "--model", str(tmp_path), "hi")
+    assert result.code == 2 and "pwn" in result.err
+    assert not set(result.err) & set("\x1b\x07\u202e")

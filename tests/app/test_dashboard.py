@@ -342,7 +342,11 @@ async def test_restart_begins_anew(state: str) -> None:
         assert stand.app.view.trace is None and not stand.app.view.requests
         text = stand.text()
         assert "loading" in stand.lines()[0] and "SIGKILL" not in text
-        assert "paused" not in text and "5/s" not in stand.lines()[0] and "sent" not in text
+        assert "sent" not in text
+        # What the user had set stays set: the new engine is told of it before anything else.
+        was_set = [SetPaused(True), SetSpeed(5.0)] if state == "busy" else []
+        assert stand.source.take_sent() == was_set
+        assert ("paused" in stand.lines()[0], "5/s" in stand.lines()[0]) == (bool(was_set), bool(was_set))
         # And it works: the new engine's requests and steps are shown.
         await stand.press("s")
         (command,) = stand.source.take_sent()
@@ -645,3 +649,53 @@ async def test_the_timer_ticks_by_itself() -> None:
                 break
         await stand.settle()
         assert f"step {scenario('busy')[-1].step}" in stand.lines()[0]
+
+
+# Found by a reader.
+
+
+@pytest.mark.parametrize("text", ["bad \x1b[31m\x9b31m\u202e", "[bold red]bad[/]"])
+async def test_notes_are_drawn_literally(text: str) -> None:
+    async with dashboard((120, 40), READY, toasts=True) as stand:
+        await stand.feed(Refused("1", text))
+        await stand.until(lambda: "bad" in stand.text())
+        assert not set(toasts(stand)[0]) & set("\x1b\x9b\u202e")
+
+
+@pytest.mark.parametrize("size", [(60, 16), (80, 24), (120, 40)])
+async def test_a_very_long_error_leaves_room_for_the_rest(size: tuple[int, int]) -> None:
+    async with dashboard(size, *EVENTS_OF_BUSY) as stand:
+        await stand.feed(Failed("some words of an error\n" * 60 + "/a/very/long/path" * 30))
+        text = stand.text()
+        assert "r starts it again" in text and "worker.log" in text and "Requests" in text and "quit" in text
+
+
+async def test_the_end_of_a_long_word_in_an_error_is_shown() -> None:
+    async with dashboard((80, 24), *EVENTS_OF_BUSY) as stand:
+        await stand.feed(Failed("its output is in /home/someone" + "/averylongfolder" * 6 + "/worker.log."))
+        assert "/worker.log." in "".join(stand.text().split())
+
+
+async def test_a_pause_while_loading_shows() -> None:
+    async with dashboard((120, 40)) as stand:
+        await stand.press("space")
+        assert "paused" in stand.lines()[0] and "loading" in stand.lines()[0]
+
+
+async def test_what_was_sent_can_be_selected_and_aborted_before_a_step_has_seen_it() -> None:
+    async with dashboard((120, 40), READY) as stand:
+        await stand.press("s", "s", "j", "x")
+        sent = stand.source.take_sent()
+        assert sent[-1] == protocol.Abort("2")
+        (row,) = [line for line in requests_text(stand) if line.startswith("▸")]
+        assert "…" in row and "aborting" in row
+
+
+async def test_the_selection_follows_again_when_its_request_is_forgotten() -> None:
+    async with dashboard((120, 40), *EVENTS_OF_BUSY) as stand:
+        await stand.press("j")
+        assert selected_letter(stand) == "b"
+        stand.app.selected = "forgotten"
+        stand.app.show()
+        assert selected_letter(stand) == "a"
+        assert stand.app.following

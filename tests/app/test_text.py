@@ -169,3 +169,13 @@ def test_wrap_keeps_the_indentation_of_code() -> None:
 
 def test_fit_cuts_a_wide_character_in_two_cleanly() -> None:
     assert fit("漢字", 3) == "漢 "
+
+
+@pytest.mark.parametrize("text", ["\u3164", "\u1160", "\uffa0", "\ud7b0", "a\u3164b"])
+def test_letters_without_a_width_are_shown_as_signs(text: str) -> None:
+    """Terminals do not agree on how wide they are: one of them would move the rest of its row."""
+    assert "·" in printable(text) and all(cell_len(character) for character in printable(text))
+
+
+def test_marks_do_not_pile_up() -> None:
+    assert len(printable("b" + "\u0300" * 40)) <= 5
