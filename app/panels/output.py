@@ -37,7 +37,7 @@ class OutputPanel(Panel):
         lines: list[list[Part]] = [[(line, style(TEXT))] for line in wrapped]
         trace = self.view.trace
         is_fresh = trace is not None and request.last_step == trace.step and request.finished is None
-        fresh = printable(request.last_text.rsplit("\n", 1)[-1])
+        fresh = printable(request.last_text.rsplit("\n", 1)[-1]).lstrip()  # its space may have become a line end
         if is_fresh and fresh and wrapped[-1].endswith(fresh):
             kept = wrapped[-1][: -len(fresh)]
             lines[-1] = [(kept, style(TEXT)), (fresh, style(BACKGROUND, DECODE, bold=True))]
