@@ -47,7 +47,7 @@ HEIGHTS = [(0, "-too-short"), (MIN_HEIGHT, "-shortest"), (23, "-short"), (34, "-
 class Source(Protocol):
     """Where events come from and commands go to: the engine's process, or a script in a test."""
 
-    def send(self, command: Command) -> None: ...
+    def send(self, message: Command, /) -> None: ...
     def drain(self) -> list[Event]: ...
     def close(self) -> None: ...
 
@@ -142,6 +142,7 @@ class Dashboard(App[int]):
                     self.pending[request_id] = Pending(request_id, label, state)
             case protocol.Refused(request_id, reason):
                 self.pending.pop(request_id, None)
+                self.aborting.discard(request_id)
                 self._say(f"Refused: {reason}", "warning")
             case protocol.PaceSet(paused, steps_per_second):
                 self._unanswered = max(0, self._unanswered - 1)

@@ -50,15 +50,16 @@ class EngineProcess:
         self._closing = False
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        self._send(options)
+        self.send(options)
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
-    def send(self, command: Command) -> None:
-        """Queue a command for the engine; one that has died loses it, and says so with a Failed event."""
-        self._send(command)
+    def send(self, message: Command | EngineOptions) -> None:
+        """Send to the engine; one that has died loses it, and says so with a Failed event."""
+        with suppress(OSError):
+            self._connection.send_bytes(protocol.encode(message))
 
     def drain(self) -> list[Event]:
         """All events since the last call, in order."""
@@ -75,11 +76,6 @@ class EngineProcess:
         self._process.wait()
         self._reader.join(CLOSE_SECONDS)
         self._connection.close()
-
-    def _send(self, message: Command | EngineOptions) -> None:
-        # A dead child is the reader's to report.
-        with suppress(OSError):
-            self._connection.send_bytes(protocol.encode(message))
 
     def _kill_group(self) -> None:
         """Kill the child's session, unless the child has been waited for: then its number may be somebody else's."""

@@ -83,8 +83,7 @@ def check_device(name: str) -> torch.device:
         device = torch.device(name)
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).splitlines()[0]
-        raise ModelError(f"the device {name!r} cannot be used here ({reason}); try --device cpu.") from None
+        raise ModelError(f"the device {name!r} cannot be used here ({one_line(error)}); try --device cpu.") from None
     return device
 
 
@@ -98,8 +97,7 @@ def check_dtype(name: str, device: torch.device) -> torch.dtype:
         ones = torch.ones(8, 8, dtype=DTYPES[name], device=device)
         torch.softmax(ones @ ones, -1).sum().item()
     except (RuntimeError, TypeError, NotImplementedError) as error:
-        reason = str(error).splitlines()[0]
-        raise ModelError(f"{device.type} cannot compute in {name} ({reason}); try --dtype float32.") from None
+        raise ModelError(f"{device.type} cannot compute in {name} ({one_line(error)}); try --dtype float32.") from None
     return DTYPES[name]
 
 
@@ -121,10 +119,12 @@ def check_config(config: PretrainedConfig) -> None:
                 "this engine pages plain causal attention only."
             )
     rope = getattr(text, "rope_parameters", None) or {}
-    if rope.get("rope_type") in ("dynamic", "longrope"):
+    by_layer_type = [value for value in rope.values() if isinstance(value, dict)]
+    moving = {part.get("rope_type") for part in (rope, *by_layer_type)} & {"dynamic", "longrope"}
+    if moving:
         # transformers picks their frequencies by the longest sequence of the batch: a request would depend on others.
         raise ModelError(
-            f"this {kind} model's positions depend on how long the text is (rope type {rope['rope_type']}); "
+            f"this {kind} model's positions depend on how long the text is (rope type {moving.pop()}); "
             "keys that are cached could not be kept."
         )
     if not MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]._supports_attention_backend:

@@ -8,6 +8,7 @@ from app.palette import BACKGROUND, BRIGHT, DECODE, DIM, PREEMPTED, TEXT, WAITIN
 from app.panels.panel import Panel, Part
 from app.protocol import Ready
 from app.text import printable
+from app.words import plural
 from engine.config import EngineConfig
 
 RUNNING, PAUSED, IDLE, LOADING, DEAD = "running", "paused", "idle", "loading", "dead"
@@ -43,6 +44,8 @@ class Header(Panel):
             groups.append((6, [(f" {ready.device} {dtype}", style(DIM))]))
             exact = "bitwise" if ready.bitwise else "best effort"
             groups.append((8, [(f" {exact}", style(DIM if ready.bitwise else WAITING))]))
+            weights = f"{ready.num_parameters / 1e6:.0f}M weights"
+            groups.append((11, [(f" · {weights} · {plural(ready.threads, 'thread')}", style(DIM))]))
             groups.append((9, [(" · vllm/fcfs", style(DIM))]))
             pool = f"{self.config.num_usable_blocks}×{self.config.block_size}"
             text = f" · budget {self.config.max_num_batched_tokens} · {pool} KV"

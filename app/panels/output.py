@@ -8,6 +8,8 @@ from app.text import printable, wrap
 from app.view import RequestView
 from app.words import ended
 
+WIDE = 38
+"""Columns from which the heading has room for more than the state."""
 SMALL = 4
 """Lines up to which the text needs the one that the prompt would take."""
 
@@ -24,7 +26,8 @@ class OutputPanel(Panel):
         if request is None:
             note = "not in a step yet" if self.selected else "j and k select a request"
             return [heading("Output", "", width), [(note, style(DIM))]]
-        lines = [heading("Output", f"{request.letter} · {self._state(request)}", width)]
+        state = f"{request.letter} · {self._state(request)}"
+        lines = [heading("Output", state + (_costs(request) if width >= WIDE else ""), width)]
         if height > SMALL:
             beginning = " ".join(request.prompt[: 2 * width].split())
             lines.append([("› " + printable(beginning), style(DIM))])
@@ -54,3 +57,10 @@ class OutputPanel(Panel):
         if trace is not None and request.request_id in trace.running:
             return request.last.kind if request.last and request.is_prefilling else "decode"
         return "preempted" if request.preempted_at else "waiting"
+
+
+def _costs(request: RequestView) -> str:
+    """What the prefix cache saved at its last admission, and what preemptions threw away, in tokens."""
+    cached = f" · {request.num_cached_tokens} cached" if request.num_cached_tokens else ""
+    lost = f" · {request.num_lost_tokens} lost" if request.num_lost_tokens else ""
+    return cached + lost

@@ -98,10 +98,15 @@ class RequestsPanel(Panel):
         position = next((i for i, (request_id, _) in enumerate(rows) if request_id == self.selected), 0)
         first = max(0, min(position - height // 2, len(rows) - height)) if position >= height - 1 else 0
         shown = [draw() for _, draw in rows[first : first + height]]
-        if len(rows) > first + height and shown:
-            below = rows[first + height - 1 :]  # the last row in sight makes way for the note
-            count = sum(num_unlisted if request_id == UNLISTED else request_id is not None for request_id, _ in below)
-            shown[-1] = _note(f"j, k: {count:,} more below" + (f", {first:,} above" if first else ""))
+
+        def count(hidden: Sequence[Row]) -> str:
+            return f"{sum(num_unlisted if r == UNLISTED else r is not None for r, _ in hidden):,}"
+
+        # A row at the edge makes way for the note, and is one of those that it counts.
+        if len(rows) > first + height > first:
+            shown[-1] = _note(f"j, k: {count(rows[first + height - 1 :])} more below")
+        if first and shown:
+            shown[0] = _note(f"j, k: {count(rows[: first + 1])} more above")
         return shown
 
     def _ended(self, request_id: str) -> bool:

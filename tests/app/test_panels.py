@@ -256,6 +256,18 @@ def test_rows_that_do_not_fit_are_counted(height: int) -> None:
     assert f"{16 + 10_000 - num_shown:,} more" in lines[-1]
 
 
+@pytest.mark.parametrize("height", [6, 14, 30])
+def test_rows_above_are_counted_too(height: int) -> None:
+    made = panel(RequestsPanel, scenario_view("queue"))
+    order = made.order()
+    made.selected = order[-1]
+    lines = drawn(made.draw(78, height), height)
+    num_shown = sum(line[1:4].strip().isalpha() for line in lines[2:])
+    # The last line counts those who wait unnamed.
+    assert f"{len(order) - num_shown} more above" in lines[1]
+    assert f"{10_000 - 64:,} more" in lines[-1]
+
+
 @pytest.mark.parametrize(("name", "width"), [("busy", 78), ("busy", 44), ("ended", 78), ("preempting", 44)])
 def test_rows_say_how_far_a_request_is(name: str, width: int) -> None:
     view = scenario_view(name)

@@ -23,6 +23,7 @@ from transformers import (
     LlamaForCausalLM,
     MambaConfig,
     MistralConfig,
+    PreTrainedModel,
     Qwen3Config,
     Qwen3ForCausalLM,
     T5Config,
@@ -40,24 +41,29 @@ from engine.runner import ModelRunner
 from engine.selfcheck import self_check
 from engine.verify import verify
 
+SMALL = {
+    "vocab_size": 257,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "eos_token_id": 256,
+}
+
+
+def save(model: PreTrainedModel, path: Path) -> Path:
+    """The model and the byte tokenizer in a folder, as transformers saves them."""
+    model.save_pretrained(path)
+    tiny.build()[1].save_pretrained(path)
+    return path
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A small Qwen3 with the byte tokenizer, as transformers saves it."""
-    config = Qwen3Config(
-        vocab_size=257,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        eos_token_id=256,
-    )
-    path = tmp_path / "small-qwen"
-    Qwen3ForCausalLM(config).save_pretrained(path)
-    tiny.build()[1].save_pretrained(path)
-    return path
+    """A small random Qwen3."""
+    return save(Qwen3ForCausalLM(Qwen3Config(**SMALL)), tmp_path / "small-qwen")
 
 
 def error_of(spec: str | Path, **options: str) -> str:
@@ -318,35 +324,22 @@ def test_eos_of_the_generation_config_counts(folder: Path) -> None:
     assert load_model(str(folder)).tokenizer.eos_token_ids == {7, 9, 256}
 
 
-def llama(folder: Path, **options: object) -> Path:
-    """A small random Llama with the byte tokenizer, in a folder."""
-    config = LlamaConfig(
-        vocab_size=257,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        eos_token_id=256,
-        **options,
-    )
-    torch.manual_seed(3)
-    LlamaForCausalLM(config).save_pretrained(folder)
-    tiny.build()[1].save_pretrained(folder)
-    return folder
-
-
+@pytest.mark.parametrize("nested", [False, True], ids=["one for all", "by layer type"])
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])
-def test_positions_that_depend_on_the_batch_are_refused(kind: str) -> None:
+def test_positions_that_depend_on_the_batch_are_refused(kind: str, nested: bool) -> None:
     factors = {"factor": 4.0} if kind == "dynamic" else {"short_factor": [1.0] * 16, "long_factor": [2.0] * 16}
     rope = {"rope_type": kind, "rope_theta": 10000.0, "original_max_position_embeddings": 256, **factors}
     with pytest.raises(ModelError, match=kind):
-        check_config(LlamaConfig(hidden_size=128, num_attention_heads=4, rope_parameters=rope))
+        config = LlamaConfig(hidden_size=128, num_attention_heads=4, rope_parameters=rope)
+        if nested:
+            config.rope_parameters = {"full_attention": config.rope_parameters}
+        check_config(config)
 
 
 def test_a_model_that_is_shorter_than_the_configuration(tmp_path: Path) -> None:
-    loaded = load_model(str(llama(tmp_path / "short", max_position_embeddings=300)))
+    loaded = load_model(
+        str(save(LlamaForCausalLM(LlamaConfig(**SMALL, max_position_embeddings=300)), tmp_path / "short"))
+    )
     with pytest.raises(ConfigError, match="at most 300"):
         serve_model(loaded, EngineConfig(max_model_len=301))
     serve_model(loaded, EngineConfig(max_model_len=300))
@@ -355,7 +348,7 @@ def test_a_model_that_is_shorter_than_the_configuration(tmp_path: Path) -> None:
 @pytest.mark.parametrize("place", ["tiny", "folder"])
 def test_short_types_round_weights_and_nothing_else(place: str, tmp_path: Path) -> None:
     """Rotary frequencies in bfloat16 would be off by more with every position."""
-    spec = "tiny" if place == "tiny" else str(llama(tmp_path / "model"))
+    spec = "tiny" if place == "tiny" else str(save(LlamaForCausalLM(LlamaConfig(**SMALL)), tmp_path / "model"))
     model = load_model(spec, dtype="bfloat16").model
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
     assert {buffer.dtype for buffer in model.buffers()} == {torch.float32}
