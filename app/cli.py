@@ -1,4 +1,4 @@
-"""The command line: `nanoviz` opens the dashboard, `nanoviz run` and `nanoviz verify` do without."""
+"""The command line: `nanoviz` opens the dashboard; `nanoviz run`, `verify` and `bench` do without."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ class Watch(Settings):
     """Watch a real LLM inference engine think.
 
     Opens the dashboard. Other commands: `nanoviz run` answers prompts and prints traces, `nanoviz verify` compares the
-    engine with transformers; each has its own --help. Every parameter can also be set as NANOVIZ_NAME in the
-    environment or as name = value in the settings file; a flag wins over a variable, a variable over the file.
+    engine with transformers, `nanoviz bench` measures; each has its own --help. Every parameter can also be set as
+    NANOVIZ_NAME in the environment or as name = value in the settings file; a flag wins over a variable, a variable
+    over the file.
     """
 
     def execute(self, arguments: Namespace) -> int:
@@ -117,14 +118,32 @@ class Verify(Settings):
         return 0 if same else 1
 
 
-AnyCommand = TypeVar("AnyCommand", Watch, Run, Verify)
-COMMANDS: dict[str, type[Watch | Run | Verify]] = {"run": Run, "verify": Verify}
+class Bench(Settings):
+    """Measure a part of the engine on this machine.
+
+    scheduler: microseconds that the decision of a step takes, with growing numbers of running and waiting requests and
+    no model; the policy and the other parameters that are no sizes are those of the settings.
+    """
+
+    @classmethod
+    def add_arguments(cls, parser: ArgumentParser) -> None:
+        parser.add_argument("part", choices=["scheduler"], help="what to measure")
+
+    def execute(self, arguments: Namespace) -> int:
+        from app import headless
+
+        headless.bench_scheduler(self.engine_config())
+        return 0
+
+
+AnyCommand = TypeVar("AnyCommand", Watch, Run, Verify, Bench)
+COMMANDS: dict[str, type[Watch | Run | Verify | Bench]] = {"run": Run, "verify": Verify, "bench": Bench}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code. 2 is a mistake of the user, 1 a failed check."""
     args = list(sys.argv[1:] if arguments is None else arguments)
-    command: type[Watch | Run | Verify] = Watch
+    command: type[Watch | Run | Verify | Bench] = Watch
     program = "nanoviz"
     if args and not args[0].startswith("-"):
         name, *args = args

@@ -110,6 +110,8 @@ class Dashboard(App[int]):
             loop.add_signal_handler(number, self.exit, 128 + number)
         self.set_interval(1 / FRAMES_PER_SECOND, self.tick)
         self.call_after_refresh(self.show)
+        for warning in self.options.config.warnings():
+            self._say(warning, "warning")
 
     def on_resize(self) -> None:
         self.call_after_refresh(self.show)

@@ -1,4 +1,4 @@
-"""The commands that draw no dashboard: `run` and `verify`. They run the engine in this process."""
+"""The commands that draw no dashboard: `run`, `verify` and `bench`. They run the engine in this process."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from app.text import printable
+from engine.bench import scheduler_costs
 from engine.config import EngineConfig
 from engine.progress import Progress
 from engine.request import RequestError, SamplingParams
@@ -34,6 +35,7 @@ def run(
     wait_passively()
     from engine.build import build_engine
 
+    warn(config)
     built = build_engine(model, config, dtype=dtype, device=device, threads=threads, report=report)
     engine = built.engine
     ids = [engine.add_request(prompt, params, chat=chat) for prompt in prompts]
@@ -85,6 +87,7 @@ def verify(config: EngineConfig, *, model: str, dtype: str, device: str, threads
 
     for variant in configurations(config).values():
         variant.validate()
+    warn(config)
     loaded = load_model(model, dtype=dtype, device=device, threads=threads, report=report)
     clear_report()
     name = printable(loaded.name)
@@ -97,6 +100,24 @@ def verify(config: EngineConfig, *, model: str, dtype: str, device: str, threads
         same = "yes" if result.same else "NO"
         print(f"{result.name:26}{steps:>6}{result.preemptions:>11}{result.seconds:>9.1f}  {same}", flush=True)
     return all_same
+
+
+def bench_scheduler(config: EngineConfig) -> None:
+    """Print what a step's decision costs, a line for each size."""
+    print(
+        f"policy {config.policy}: median microseconds of a step in which all running requests decode, without a model"
+    )
+    print(f"{'running':>8}{'waiting':>9}{'schedule + update':>20}{'a request':>11}{'with trace':>13}{'a request':>11}")
+    for cost in scheduler_costs(config):
+        decision, step = (1e6 * seconds for seconds in (cost.decision, cost.step))
+        line = f"{cost.num_running:8,}{cost.num_waiting:9,}{decision:20,.0f}{decision / cost.num_running:11.2f}"
+        print(f"{line}{step:13,.0f}{step / cost.num_running:11.2f}", flush=True)
+
+
+def warn(config: EngineConfig) -> None:
+    """Say on standard error what is hardly meant."""
+    for warning in config.warnings():
+        print(f"nanoviz: warning: {warning}", file=sys.stderr)
 
 
 def wait_passively() -> None:

@@ -93,7 +93,7 @@ class _Base(BaseSettings):
 
 def _engine_fields() -> dict[str, Any]:
     """EngineConfig's fields as settings: their names, types, defaults and help stand in one place only."""
-    types = {"int": int, "bool": bool, "float": float}
+    types = {"int": int, "bool": bool, "float": float, "str": str}
     assert all(f.default is not MISSING for f in fields(EngineConfig))
     return {
         f.name: (types[str(f.type)], Field(f.default, description=f.metadata["help"])) for f in fields(EngineConfig)

@@ -210,10 +210,20 @@ class EngineView:
                         del self.holders[block]
             elif op.op == "cache":
                 self.cached.update(op.blocks)
+            elif op.op == "move":
+                self._move(*op.blocks)
             else:
                 self.cached.difference_update(op.blocks)
                 evicted.update(op.blocks)
         self.evicted = frozenset(evicted)
+
+    def _move(self, source: int, to: int) -> None:
+        holders = self.holders[to] = self.holders.pop(source)
+        for request_id in holders:
+            self.tables[request_id] = [to if block == source else block for block in self.tables[request_id]]
+        if source in self.cached:
+            self.cached.remove(source)
+            self.cached.add(to)
 
     def _preempt(self, preemption: Preemption, step: int) -> None:
         request = self.requests[preemption.request_id]

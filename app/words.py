@@ -6,9 +6,15 @@ from app.palette import CACHED, DECODE, DIM, PREEMPTED, PREFILL, RECOMPUTE, TEXT
 from app.panels.panel import Part
 from app.view import EngineView
 from engine.config import EngineConfig
-from engine.trace import Blocked, Finished, Preemption, Scheduled, StepTrace
+from engine.trace import Blocked, Finished, Preemption, Scheduled, StepTrace, UnservedReason
 
 Sentence = list[Part]
+
+UNSERVED: dict[UnservedReason, str] = {
+    "budget": "the budget is spent",
+    "prefill": "prefills go first",
+    "preemption": "one before them preempted itself, which ends the pass",
+}
 
 
 def explain(trace: StepTrace, view: EngineView) -> list[Sentence]:
@@ -20,9 +26,9 @@ def explain(trace: StepTrace, view: EngineView) -> list[Sentence]:
     if decodes:
         sentences.append([*letters(decodes, view), ("decode, 1 token each", style(DECODE))])
     sentences += [progressed(item, view) for item in trace.scheduled if item.kind != "decode"]
-    served = {item.request_id for item in trace.scheduled}
-    if starved := [request_id for request_id in trace.running if request_id not in served]:
-        sentences.append([*letters(starved, view), ("got nothing: the budget is spent", style(WAITING))])
+    for unserved in trace.unserved:
+        why = UNSERVED[unserved.reason]
+        sentences.append([*letters(list(unserved.request_ids), view), (f"got nothing: {why}", style(WAITING))])
     if trace.blocked:
         sentences.append(
             [*letters([trace.blocked.request_id], view), (waits(trace.blocked, trace.config), style(WAITING))]
@@ -65,15 +71,21 @@ def preempted(preemption: Preemption, view: EngineView) -> Sentence:
     """Who was thrown out, for whom, and what it costs."""
     sentence: Sentence = [("× ", style(PREEMPTED, bold=True)), *letters([preemption.request_id], view)]
     needed = plural(preemption.num_needed_blocks, "block")
-    if preemption.request_id == preemption.for_request_id:
+    if preemption.cause != "blocks":
+        fewer = "seats" if preemption.cause == "seats" else "blocks"
+        sentence.append((f"preempted: there are fewer {fewer} now", style(PREEMPTED)))
+    elif preemption.request_id == preemption.for_request_id:
         sentence.append((f"preempts itself: it needs {needed}, ", style(PREEMPTED)))
-        sentence.append((f"{preemption.num_free_blocks} free, nobody behind it", style(PREEMPTED)))
+        sentence.append((f"{preemption.num_free_blocks} free, nobody else has to go first", style(PREEMPTED)))
     else:
         sentence.append(("preempted for ", style(PREEMPTED)))
         sentence += letters([preemption.for_request_id], view)
         sentence.append((f"which needs {needed}, {preemption.num_free_blocks} free", style(PREEMPTED)))
     freed = plural(preemption.num_freed_blocks, "block")
     sentence.append((f"; frees {freed}, up to {plural(preemption.num_lost_tokens, 'token')} to redo", style(TEXT)))
+    if preemption.num_returned_tokens:
+        returned = plural(preemption.num_returned_tokens, "token")
+        sentence.append((f"; {returned} of this step go back to the budget", style(TEXT)))
     return sentence
 
 
@@ -89,8 +101,18 @@ def waits(blocked: Blocked, config: EngineConfig) -> str:
         case "chunking":
             return f"waits: {blocked.needed} tokens at once, {blocked.available} left in the budget (chunking is off)"
         case "blocks":
-            kept = f", {blocked.watermark} of them kept by the watermark" if blocked.watermark else ""
+            kept = f", {blocked.kept} of them kept by the watermark" if blocked.kept else ""
             return f"waits: needs {plural(blocked.needed, 'block')}, {blocked.available} were free{kept}"
+        case "reserved":
+            needs = f"needs {plural(blocked.needed, 'block')} at most"
+            return f"waits: {needs}, {blocked.available} were free, {blocked.kept} of them reserved"
+        case "room":
+            needs = f"may need {plural(blocked.needed, 'token')} of KV"
+            return f"waits: {needs}, {blocked.available} are left beside what the others are expected to need"
+        case "full":
+            return "waits: nobody has left since one was refused"
+        case "batch":
+            return "waits: the batch has begun and takes nobody in"
 
 
 def ended(finished: Finished) -> str:
@@ -98,6 +120,8 @@ def ended(finished: Finished) -> str:
     tokens = plural(finished.num_output_tokens, "token")
     if finished.reason == "abort":
         return f"aborted after {tokens}"
+    if finished.reason == "error":
+        return f"ended after {tokens}: the KV pool is too small for it"
     return f"done: {tokens}, {finished.reason}"
 
 

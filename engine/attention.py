@@ -15,6 +15,7 @@ That is flash-decoding's split over keys (Dao et al. 2023), with the split's siz
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,15 +56,46 @@ class PagedKVCache:
         if SPLIT % block_size:
             raise ConfigError(f"block_size is {block_size}; the attention needs a divisor of {SPLIT}, such as 16.")
         self.block_size = block_size
-        shape = (num_kv_heads, num_blocks * block_size, head_dim)
+        self.keys = [torch.empty(num_kv_heads, 0, head_dim, dtype=dtype, device=device)] * num_layers
+        self.values = list(self.keys)
+        self.reserve(num_blocks)
+
+    @property
+    def num_blocks(self) -> int:
+        return self.keys[0].shape[1] // self.block_size
+
+    def reserve(self, num_blocks: int) -> None:
+        """Have room for at least so many blocks; what is stored stays. Raises ConfigError if there is no memory."""
+        if num_blocks <= self.num_blocks:
+            return
         try:
-            self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
-            self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+            self.keys, self.values = (self._copied(layers, num_blocks) for layers in (self.keys, self.values))
         except RuntimeError as error:
-            size = 2 * num_layers * num_kv_heads * num_blocks * block_size * head_dim * dtype.itemsize
+            size = 2 * len(self.keys) * self.keys[0][:, :1].nbytes * num_blocks * self.block_size
             raise ConfigError(
                 f"there is no memory for num_blocks = {num_blocks}: {size / 1e9:.1f} GB of KV cache."
             ) from error
+
+    def resize(self, num_blocks: int, moves: Sequence[tuple[int, int]]) -> None:
+        """Move the content of blocks (from, to), then keep the first `num_blocks`."""
+        for layers in (self.keys, self.values):
+            for layer in layers:
+                for source, to in moves:
+                    layer[:, self._slots(to)] = layer[:, self._slots(source)]
+        self.reserve(num_blocks)
+        if num_blocks < self.num_blocks:
+            self.keys, self.values = (self._copied(layers, num_blocks) for layers in (self.keys, self.values))
+
+    def _slots(self, block: int) -> slice:
+        return slice(block * self.block_size, (block + 1) * self.block_size)
+
+    def _copied(self, layers: list[Tensor], num_blocks: int) -> list[Tensor]:
+        num_slots = num_blocks * self.block_size
+        copies = [layer.new_zeros(layer.shape[0], num_slots, layer.shape[2]) for layer in layers]
+        for layer, copy in zip(layers, copies, strict=True):
+            kept = min(num_slots, layer.shape[1])
+            copy[:, :kept] = layer[:, :kept]
+        return copies
 
 
 @dataclass(frozen=True, slots=True)

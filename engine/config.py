@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 
@@ -33,6 +34,18 @@ class EngineConfig:
     long_prefill_token_threshold_adaptive: bool = _param(False, "raise that cap to budget // number of requests")
     watermark: float = _param(0.0, "share of the pool to leave free when a request is admitted beside others")
     reserve_full_sequence: bool = _param(True, "admit a request only if all its present tokens fit, not just a chunk")
+    policy: str = _param(
+        "fcfs",
+        "who is served first, who waits and who has to go: fcfs or priority (vLLM), sglang or sglang_lpm, "
+        "static, orca, prefill_first (vLLM 0), sarathi",
+    )
+    priority_aging: float = _param(0.0, "policy priority: urgency that a request gains with each step that it waits")
+    admit_after_preemption: bool = _param(False, "admit requests even in a step that preempted (to see the thrash)")
+    schedule_conservativeness: float = _param(
+        1.0, "policy sglang: how far to trust that outputs end early; more is less"
+    )
+    new_token_ratio_decay_steps: int = _param(60, "policy sglang: decode steps until its ratio has fallen to the floor")
+    mixed_chunk: bool = _param(False, "policy sglang: let decodes join a prefill batch")
 
     @property
     def num_usable_blocks(self) -> int:
@@ -46,7 +59,10 @@ class EngineConfig:
 
     def validate(self) -> None:
         """Raise ConfigError for settings under which some admissible request could never finish."""
-        for name in ("max_num_batched_tokens", "max_num_seqs", "block_size"):
+        from engine.policy import policy_class  # policies are told by configurations, so not at the top
+
+        policy = policy_class(self.policy)
+        for name in ("max_num_batched_tokens", "max_num_seqs", "block_size", "new_token_ratio_decay_steps"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1.")
         if self.num_blocks < 2:
@@ -57,6 +73,10 @@ class EngineConfig:
             raise ConfigError(f"long_prefill_token_threshold is {self.long_prefill_token_threshold}; use 0 for no cap.")
         if not 0 <= self.watermark < 1:
             raise ConfigError(f"watermark is {self.watermark}; it is a share of the pool, from 0 up to below 1.")
+        if not 0 <= self.priority_aging < inf:
+            raise ConfigError(f"priority_aging is {self.priority_aging}; use 0 for none, or how much a step counts.")
+        if not 0 < self.schedule_conservativeness < inf:
+            raise ConfigError(f"schedule_conservativeness is {self.schedule_conservativeness}; it must be above 0.")
         room = self.num_usable_blocks * self.block_size
         if room < self.max_model_len:
             raise ConfigError(
@@ -64,8 +84,24 @@ class EngineConfig:
                 f"but max_model_len is {self.max_model_len}: a single request could outgrow it. "
                 f"Use at least {-(-self.max_model_len // self.block_size) + 1} blocks, or max_model_len <= {room}."
             )
-        if not self.enable_chunked_prefill and self.max_num_batched_tokens < self.max_model_len:
+        if self.max_num_batched_tokens < self.max_model_len and (
+            policy.whole_prompts or not self.enable_chunked_prefill
+        ):
+            why = (
+                f"policy {self.policy} computes prompts whole, so"
+                if policy.whole_prompts
+                else "without chunked prefill"
+            )
             raise ConfigError(
-                f"without chunked prefill max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least "
+                f"{why} max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least "
                 f"max_model_len ({self.max_model_len}): a longer sequence would never fit into one step."
             )
+
+    def warnings(self) -> tuple[str, ...]:
+        """What works, but is hardly meant: vLLM refuses such a configuration, here it can be watched."""
+        if self.max_num_seqs > self.max_num_batched_tokens:
+            return (
+                f"max_num_seqs ({self.max_num_seqs}) is above max_num_batched_tokens ({self.max_num_batched_tokens}): "
+                "when all seats are taken, a step has no token for some of those that decode.",
+            )
+        return ()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from itertools import islice
-from typing import Protocol
+from typing import Any, Protocol
 
-from engine.config import EngineConfig
+from engine.config import ConfigError, EngineConfig
 from engine.detokenizer import Detokenizer
 from engine.request import FinishReason, Request, RequestError, SamplingParams
 from engine.scheduler import Scheduler, SchedulerOutput
@@ -30,7 +30,11 @@ class RunnerOutput:
 class Runner(Protocol):
     """What the engine asks of whatever computes tokens: `ModelRunner`, or a script in a test."""
 
-    def execute(self, output: SchedulerOutput) -> RunnerOutput: ...
+    def execute(self, output: SchedulerOutput) -> RunnerOutput:
+        """Resize the KV cache if the step says so, then compute what it scheduled."""
+
+    def reserve(self, num_blocks: int) -> None:
+        """Get memory for a KV cache of so many blocks, before a step makes use of it. Raises ConfigError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,7 @@ class LLMEngine:
         self._detokenizers: dict[str, Detokenizer] = {}
         self._arrivals: list[Arrival] = []
         self._aborted: list[Finished] = []
+        self._reconfigured = False
 
     def add_request(
         self,
@@ -78,14 +83,16 @@ class LLMEngine:
         params: SamplingParams | None = None,
         *,
         request_id: str | None = None,
+        priority: int = 0,
         chat: bool = False,
         label: str = "",
         truncate_prompt_tokens: int | None = None,
     ) -> str:
         """Queue a prompt (text, or token ids); returns its id.
 
-        `chat` puts the text into the model's chat template. `label` is for people. `truncate_prompt_tokens` keeps
-        only the last so many tokens of the prompt (vLLM's parameter of that name).
+        `priority`: smaller is more urgent; policies that do not look at it take no notice. `chat` puts the text into
+        the model's chat template. `label` is for people. `truncate_prompt_tokens` keeps only the last so many tokens
+        of the prompt (vLLM's parameter of that name).
         Raises RequestError, with the numbers, for what could never be served; the engine is unchanged then.
         """
         params = params or SamplingParams()
@@ -101,6 +108,7 @@ class LLMEngine:
             request_id,
             token_ids,
             params,
+            priority=priority,
             eos_token_ids=self._tokenizer.eos_token_ids if self._tokenizer else (),
             arrival_time=self._now(),
         )
@@ -109,7 +117,7 @@ class LLMEngine:
         self.scheduler.add_request(request)
         text = prompt if isinstance(prompt, str) else self._tokenizer.decode(token_ids) if self._tokenizer else ""
         self._arrivals.append(
-            Arrival(request_id, label, text, len(token_ids), params.max_tokens, request.times.arrival)
+            Arrival(request_id, label, text, len(token_ids), params.max_tokens, request.times.arrival, priority)
         )
         return request_id
 
@@ -123,14 +131,36 @@ class LLMEngine:
         self._aborted.append(_finished(request))
         return True
 
+    def reconfigure(self, **changes: Any) -> None:
+        """Change parameters of EngineConfig, by their names, from the next step on.
+
+        Whatever is changed, no output changes by it. Fewer blocks: unused ones and cached content go first, then
+        requests are preempted, as they are for fewer seats. Raises ConfigError, and changes nothing, for a value that
+        cannot work (such as a pool that a request could outgrow) and for what takes a new engine.
+        """
+        types = {f.name: type(f.default) for f in fields(EngineConfig)}
+        for name, value in changes.items():
+            if name not in types:
+                raise ConfigError(f"there is no parameter {name!r}; there are: {', '.join(types)}.")
+            if type(value) is not types[name] and (types[name], type(value)) != (float, int):
+                raise ConfigError(f"{name} is {value!r}; it must be of type {types[name].__name__}.")
+            if name in ("block_size", "max_model_len") and value != getattr(self.config, name):
+                raise ConfigError(f"{name} is {getattr(self.config, name)} and stays so; another one takes a restart.")
+        config = replace(self.config, **changes)
+        config.validate()
+        self._runner.reserve(config.num_blocks)
+        self.config = config
+        self.scheduler.reconfigure(config)
+        self._reconfigured = True
+
     @property
     def has_unfinished_requests(self) -> bool:
         return bool(self.scheduler.requests)
 
     @property
     def has_news(self) -> bool:
-        """A step would compute something, or report an arrival or an abort."""
-        return bool(self.scheduler.requests or self._arrivals or self._aborted)
+        """A step would compute something, or report an arrival, an abort or other parameters."""
+        return bool(self.scheduler.requests or self._arrivals or self._aborted or self._reconfigured)
 
     def step(self) -> StepTrace:
         """Run one step and return its trace. Raises RuntimeError if requests remain but none can move."""
@@ -154,6 +184,7 @@ class LLMEngine:
             scheduled=tuple(item.decision for item in output.scheduled),
             preemptions=output.preemptions,
             blocked=output.blocked,
+            unserved=output.unserved,
             running=running,
             waiting=waiting,
             num_waiting=num_waiting,
@@ -161,6 +192,7 @@ class LLMEngine:
             finished=(*self._aborted, *finished),
             blocks=self.scheduler.pool.drain_ops(),
             num_free_blocks=self.scheduler.pool.num_free,
+            new_token_ratio=self.scheduler.policy.new_token_ratio,
             times=PhaseTimes(
                 decided - begin, result.prepare, result.forward, result.sample, time.perf_counter() - computed
             ),
@@ -168,6 +200,7 @@ class LLMEngine:
         self._num_steps += 1
         self._arrivals.clear()
         self._aborted.clear()
+        self._reconfigured = False
         return trace
 
     def generate(

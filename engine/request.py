@@ -24,6 +24,8 @@ class FinishReason(StrEnum):
     STOP = "stop"
     LENGTH = "length"
     ABORT = "abort"
+    ERROR = "error"
+    """The KV pool is too small for it, even empty. No engine accepts a configuration under which that can happen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,10 +104,13 @@ class Request:
         prompt_token_ids: Sequence[int],
         sampling_params: SamplingParams,
         *,
+        priority: int = 0,
         eos_token_ids: Collection[int] = (),
         arrival_time: float = 0.0,
     ) -> None:
         self.request_id = request_id
+        self.priority = priority
+        """Smaller is more urgent. Only policies that look at it care."""
         self.sampling_params = sampling_params
         self.token_ids = list(prompt_token_ids)
         """Prompt and output."""
@@ -117,6 +122,12 @@ class Request:
         self.num_chunks = 0
         """Pieces of the prefill under way that are done."""
         self.num_preemptions = 0
+        self.arrival_index = 0
+        """How many requests the scheduler was given before it."""
+        self.queued_at_step = 0
+        """The step in which it last joined the waiting queue."""
+        self.num_waited_steps = 0
+        """Steps that it spent in the queue before its last admission, all its waits together."""
         self.num_cached_tokens = 0
         """Tokens that its last admission found in the prefix cache."""
         self.status = RequestStatus.WAITING
@@ -133,6 +144,15 @@ class Request:
     @property
     def num_output_tokens(self) -> int:
         return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def is_prefilling(self) -> bool:
+        """It runs, and some of what it had at its admission is still to be computed."""
+        return self.num_chunks > 0
+
+    def max_total_tokens(self, max_model_len: int) -> int:
+        """The most tokens, prompt and output, that it can come to."""
+        return min(self.num_prompt_tokens + self.sampling_params.max_tokens, max_model_len)
 
     @property
     def output_token_ids(self) -> list[int]:

@@ -37,6 +37,8 @@ class ModelRunner:
         """Compute all scheduled tokens and sample for every request that reached its last one."""
         for request_id in output.finished_request_ids:
             self.sampler.forget(request_id)
+        if output.resize is not None:
+            self.cache.resize(output.resize.num_blocks, output.resize.moves)
         if not output.scheduled:
             return RunnerOutput({})
         begin = time.perf_counter()
@@ -52,6 +54,10 @@ class ModelRunner:
         tokens = self.sampler.sample(logits[: len(sampling)], sampling) if sampling else []
         sampled = {request_id: token for (request_id, _), token in zip(sampling, tokens, strict=True)}
         return RunnerOutput(sampled, prepared - begin, computed - prepared, time.perf_counter() - computed)
+
+    def reserve(self, num_blocks: int) -> None:
+        """Room in the KV cache for at least so many blocks. Raises ConfigError if there is no memory for them."""
+        self.cache.reserve(num_blocks)
 
     def _prepare(self, scheduled: Sequence[ScheduledRequest]) -> tuple[Tensor, Tensor, PagedBatch, Tensor]:
         """The step as tensors: token ids and positions `[1, rows]`, where to store and read, rows that sample."""

@@ -128,7 +128,12 @@ class _Recorder(Sampler):
 def _logits(runner: ModelRunner, config: EngineConfig, prompts: Sequence[list[int]], budget: int) -> list[Tensor]:
     """Serve the prompts for two tokens each; the logits that the last of them sampled from."""
     check = replace(
-        config, max_num_batched_tokens=budget, max_num_seqs=2, enable_chunked_prefill=True, enable_prefix_caching=False
+        config,
+        max_num_batched_tokens=budget,
+        max_num_seqs=2,
+        enable_chunked_prefill=True,
+        enable_prefix_caching=False,
+        policy="fcfs",
     )
     scheduler = Scheduler(check)
     for index, prompt in enumerate(prompts):

@@ -19,7 +19,9 @@ MAX_WAITING_IDS = 64
 
 Kind = Literal["prefill", "decode", "recompute"]
 CutBy = Literal["", "budget", "threshold"]
-BlockReason = Literal["seats", "budget", "blocks", "chunking", "preemption"]
+BlockReason = Literal["seats", "budget", "blocks", "chunking", "preemption", "reserved", "room", "full", "batch"]
+UnservedReason = Literal["budget", "prefill", "preemption"]
+PreemptionCause = Literal["blocks", "seats", "pool"]
 
 
 class _Part(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -35,6 +37,7 @@ class Arrival(_Part, frozen=True):
     num_prompt_tokens: int
     max_tokens: int
     time: float
+    priority: int = 0
 
 
 class Scheduled(_Part, frozen=True):
@@ -67,7 +70,7 @@ class Preemption(_Part, frozen=True):
 
     request_id: str
     for_request_id: str
-    """Who asked for the blocks; the request itself if it was the last one left to throw out."""
+    """Who asked for the blocks; the request itself if it had to give way to itself; "" if nobody asked."""
     num_needed_blocks: int
     num_free_blocks: int
     """What the asker needed and what was free at that moment."""
@@ -75,19 +78,40 @@ class Preemption(_Part, frozen=True):
     """Blocks that it let go of; shared ones stay with their other holders."""
     num_lost_tokens: int
     """Computed tokens that it has to catch up on again (unless the prefix cache still holds them)."""
+    num_returned_tokens: int = 0
+    """Tokens that it had been given in this very step, and that went back to the budget."""
+    cause: PreemptionCause = "blocks"
+    """"seats" and "pool": max_num_seqs or num_blocks was made smaller than what ran."""
 
 
 class Blocked(_Part, frozen=True):
-    """Why the head of the waiting queue was not admitted; nobody behind it is looked at."""
+    """Why the head of the waiting queue was not admitted; nobody behind it is looked at.
+
+    "seats", "budget": none left. "chunking": its prompt may not be cut. "blocks": it does not fit. "reserved": it does
+    not fit beside what is set aside for those that run. "room": it does not fit beside what they are expected to need.
+    "full": nobody has left since the last one was refused. "batch": the present batch takes nobody in. "preemption":
+    somebody was thrown out in this step.
+    """
 
     request_id: str
     reason: BlockReason
     needed: int = 0
-    """Blocks (reason "blocks") or tokens (reason "chunking") that it needs."""
+    """Blocks (reasons "blocks" and "reserved") or tokens (reasons "chunking" and "room") that it needs."""
     available: int = 0
     """Blocks or tokens that there are."""
-    watermark: int = 0
-    """Of the free blocks, how many must stay free."""
+    kept: int = 0
+    """Of the free blocks, how many must stay free: for the watermark, or reserved for those that run."""
+
+
+class Unserved(_Part, frozen=True):
+    """Running requests that got no token in this step.
+
+    "budget": it was spent before their turn came. "prefill": prefills ran, and decodes wait meanwhile.
+    "preemption": a request that came before them had to give way to itself, which ended the pass.
+    """
+
+    reason: UnservedReason
+    request_ids: tuple[str, ...]
 
 
 class Output(_Part, frozen=True):
@@ -102,7 +126,7 @@ class Finished(_Part, frozen=True):
     """A request that ended in this step, or was aborted before it."""
 
     request_id: str
-    reason: Literal["stop", "length", "abort"]
+    reason: Literal["stop", "length", "abort", "error"]
     num_output_tokens: int
     num_preemptions: int = 0
     queue_time: float | None = None
@@ -114,10 +138,11 @@ class BlockOp(_Part, frozen=True):
     """One change in the KV pool. Applied in order to an empty pool they give every block's state.
 
     "hit" and "allocate" append the blocks to the request's table; "release" empties it (blocks are listed from the
-    last to the first); "cache" enters full blocks in the prefix cache and "evict" takes them out again.
+    last to the first); "cache" enters full blocks in the prefix cache and "evict" takes them out again. "move" gives
+    the content of the first block, its holders and its place in the cache to the second.
     """
 
-    op: Literal["hit", "allocate", "release", "cache", "evict"]
+    op: Literal["hit", "allocate", "release", "cache", "evict", "move"]
     blocks: tuple[int, ...]
     request_id: str = ""
 
@@ -150,6 +175,7 @@ class StepTrace(
     """In the order in which the scheduler placed them."""
     preemptions: tuple[Preemption, ...] = ()
     blocked: Blocked | None = None
+    unserved: tuple[Unserved, ...] = ()
     running: tuple[str, ...] = ()
     """Request ids after scheduling, in the scheduler's order; never more than max_num_seqs."""
     waiting: tuple[str, ...] = ()
@@ -160,6 +186,8 @@ class StepTrace(
     blocks: tuple[BlockOp, ...] = ()
     num_free_blocks: int
     """At the end of the step; cached blocks that nobody holds count as free."""
+    new_token_ratio: float | None = None
+    """Policy sglang: the share of their remaining max_tokens that running requests are expected to use."""
     times: PhaseTimes = PhaseTimes()
 
     @property

@@ -46,7 +46,7 @@ class Header(Panel):
             groups.append((8, [(f" {exact}", style(DIM if ready.bitwise else WAITING))]))
             weights = f"{ready.num_parameters / 1e6:.0f}M weights"
             groups.append((11, [(f" · {weights} · {plural(ready.threads, 'thread')}", style(DIM))]))
-            groups.append((9, [(" · vllm/fcfs", style(DIM))]))
+            groups.append((9, [(f" · policy {self.config.policy}", style(DIM))]))
             pool = f"{self.config.num_usable_blocks}×{self.config.block_size}"
             text = f" · budget {self.config.max_num_batched_tokens} · {pool} KV"
             groups.append((10, [(text, style(DIM))]))

@@ -60,6 +60,11 @@ def test_an_unknown_flag_is_named(capsys: pytest.CaptureFixture[str]) -> None:
         (("--num-blocks", "9", "--max-model-len", "500"), ("8", "128", "500", "33")),
         (("--max-num-seqs", "0"), ("0", "1")),
         (("--watermark", "1.5"), ("1.5",)),
+        (("--policy", "lifo"), ("'lifo'", "fcfs", "priority", "sglang", "sarathi")),
+        (("--policy", "orca"), ("orca", "128", "1024")),
+        (("--priority-aging", "-1"), ("priority_aging", "-1")),
+        (("--schedule-conservativeness", "0"), ("schedule_conservativeness", "0")),
+        (("--new-token-ratio-decay-steps", "0"), ("new_token_ratio_decay_steps", "0")),
         (("--no-enable-chunked-prefill",), ("128", "1024")),
     ],
 )
@@ -213,6 +218,33 @@ def test_ctrl_c_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_verify_fails_if_anything_differs(monkeypatch: pytest.MonkeyPatch, same: bool, code: int) -> None:
     monkeypatch.setattr("app.headless.verify", lambda *arguments, **options: same)
     assert cli.main(["verify", "--model", "tiny"]) == code
+
+
+def test_what_is_hardly_meant_is_warned_of_and_run(capsys: pytest.CaptureFixture[str]) -> None:
+    result = run_cli(capsys, *TINY, "hello", "--max-tokens", "2", "--max-num-batched-tokens", "4")
+    assert result.code == 0 and "› hello" in result.out
+    assert "warning" in result.err and "(16)" in result.err and "(4)" in result.err
+    assert not run_cli(capsys, *TINY, "hello", "--max-tokens", "2").err
+
+
+def test_bench_scheduler_prints_a_line_for_each_size(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.bench.NUM_RUNNING", (2, 3))
+    monkeypatch.setattr("engine.bench.NUM_WAITING", 5)
+    monkeypatch.setattr("engine.bench.NUM_STEPS", 4)
+    result = run_cli(capsys, "bench", "scheduler", "--policy", "priority")
+    assert result.code == 0 and not result.err
+    heading, columns, *rows = result.out.splitlines()
+    assert "priority" in heading and "waiting" in columns
+    assert [row.split()[:2] for row in rows] == [["2", "0"], ["2", "5"], ["3", "0"], ["3", "5"]]
+    assert all(float(number) > 0 for row in rows for number in row.split()[2:])
+
+
+def test_bench_needs_to_know_what(capsys: pytest.CaptureFixture[str]) -> None:
+    for part in ((), ("everything",)):
+        result = run_cli(capsys, "bench", *part)
+        assert result.code == 2 and "scheduler" in result.err
 
 
 def test_errors_are_printed_literally(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

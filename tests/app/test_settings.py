@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import platformdirs
@@ -84,12 +85,12 @@ def test_booleans_have_a_no_flag(settings_file: Path, monkeypatch: pytest.Monkey
 
 
 def test_every_parameter_reaches_the_engine(settings_file: Path) -> None:
-    other = {"int": 77, "float": 0.25}
+    other = {"int": 77, "float": 0.25, "str": "sarathi"}
     values = {
         field.name: not field.default if field.type == "bool" else other[str(field.type)]
         for field in dataclasses.fields(EngineConfig)
     }
-    settings_file.write_text("".join(f"{name} = {str(value).lower()}\n" for name, value in values.items()))
+    settings_file.write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in values.items()))
     assert dataclasses.asdict(read().engine_config()) == values
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from app.view import LETTERS, MAX_EVENTS, MAX_FINISHED, EngineView, EventView, RequestView
 from engine.config import EngineConfig
+from engine.policy import POLICIES
 from engine.request import Request
 from engine.trace import Kind, StepTrace
 from tests.app.support import SCENARIOS, STEP_SECONDS, ScriptedEngine, repeatable, scenario, view_of
@@ -37,11 +38,21 @@ class Abort:
 
 
 @dataclass(frozen=True)
+class Change:
+    """Other parameters; `extra_blocks` above what one request can need."""
+
+    policy: str
+    max_num_seqs: int
+    extra_blocks: int
+    enable_prefix_caching: bool
+
+
+@dataclass(frozen=True)
 class Step:
     pass
 
 
-Action = Add | Abort | Step
+Action = Add | Abort | Change | Step
 
 actions = st.lists(
     st.one_of(
@@ -49,6 +60,13 @@ actions = st.lists(
         st.builds(Step),
         st.builds(Step),
         st.builds(Abort, st.integers(0, 5)),
+        st.builds(
+            Change,
+            st.sampled_from(sorted(POLICIES.keys() - {"orca"})),
+            st.integers(1, 6),
+            st.integers(0, 20),
+            st.booleans(),
+        ),
     ),
     max_size=40,
 )
@@ -83,6 +101,13 @@ class Checked:
             case Abort(choice):
                 if ids := list(scheduler.requests):
                     self.stage.engine.abort(ids[choice % len(ids)])
+            case Change(policy, max_num_seqs, extra_blocks, enable_prefix_caching):
+                self.stage.engine.reconfigure(
+                    policy=policy,
+                    max_num_seqs=max_num_seqs,
+                    num_blocks=14 + extra_blocks,
+                    enable_prefix_caching=enable_prefix_caching,
+                )
             case Step():
                 if self.stage.engine.has_news:
                     self.step()

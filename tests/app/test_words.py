@@ -12,7 +12,17 @@ from hypothesis import strategies as st
 from app.view import EngineView
 from app.words import Sentence, ended, explain, letters, plural, preempted, progressed, waits
 from engine.config import EngineConfig
-from engine.trace import Arrival, Blocked, Finished, Preemption, Scheduled, StepTrace
+from engine.trace import (
+    Arrival,
+    Blocked,
+    Finished,
+    Preemption,
+    PreemptionCause,
+    Scheduled,
+    StepTrace,
+    Unserved,
+    UnservedReason,
+)
 from tests.app.support import SCENARIOS, repeatable, scenario, text_of, view_of
 
 CONFIG = EngineConfig(max_num_seqs=7, max_num_batched_tokens=93)
@@ -117,6 +127,18 @@ def test_preempted_by_itself_says_so() -> None:
     assert numbers_in(text) == [3, 1, 4, 1]
 
 
+def test_preempted_says_what_goes_back_to_the_budget() -> None:
+    text = text_of(preempted(Preemption("3", "1", 2, 0, 5, 37, num_returned_tokens=4), small_view()))
+    assert numbers_in(text) == [2, 0, 5, 37, 4] and "budget" in text
+
+
+@pytest.mark.parametrize(("cause", "has"), [("seats", "fewer seats"), ("pool", "fewer blocks")])
+def test_preempted_by_a_change_of_parameters(cause: PreemptionCause, has: str) -> None:
+    sentence = preempted(Preemption("3", "", 0, 0, 5, 37, cause=cause), small_view())
+    assert named(sentence) == {"c"} and has in text_of(sentence)
+    assert numbers_in(text_of(sentence)) == [5, 37]
+
+
 def test_one_of_a_thing_is_singular() -> None:
     text = text_of(preempted(Preemption("2", "1", 1, 0, 1, 1), small_view()))
     assert "1 blocks" not in text and "1 tokens" not in text
@@ -132,7 +154,11 @@ def test_one_of_a_thing_is_singular() -> None:
         (Blocked("1", "chunking", needed=40, available=24), [40, 24], "chunking"),
         (Blocked("1", "blocks", needed=5, available=3), [5, 3], "5 blocks"),
         (Blocked("1", "blocks", needed=1, available=0), [1, 0], "1 block,"),
-        (Blocked("1", "blocks", needed=5, available=6, watermark=2), [5, 6, 2], "watermark"),
+        (Blocked("1", "blocks", needed=5, available=6, kept=2), [5, 6, 2], "watermark"),
+        (Blocked("1", "reserved", needed=5, available=6, kept=2), [5, 6, 2], "reserved"),
+        (Blocked("1", "room", needed=120, available=96), [120, 96], "120 tokens"),
+        (Blocked("1", "full"), [], "nobody has left"),
+        (Blocked("1", "batch"), [], "batch"),
     ],
 )
 def test_waits_says_what_is_missing(blocked: Blocked, numbers: list[int], has: str) -> None:
@@ -143,7 +169,7 @@ def test_waits_says_what_is_missing(blocked: Blocked, numbers: list[int], has: s
 
 def test_blocked_with_a_watermark_reads_as_a_reason() -> None:
     """Needs 1 and 1 is free is no reason, unless one has to stay free: every block reason shows needed > left."""
-    text = waits(Blocked("1", "blocks", needed=1, available=1, watermark=1), CONFIG)
+    text = waits(Blocked("1", "blocks", needed=1, available=1, kept=1), CONFIG)
     assert numbers_in(text) == [1, 1, 1]
     assert "1 of them" in text
 
@@ -156,6 +182,7 @@ def test_blocked_with_a_watermark_reads_as_a_reason() -> None:
         (Finished("1", "abort", 0), [0], "0 tokens"),
         (Finished("1", "abort", 1), [1], "1 token"),
         (Finished("1", "stop", 1234), [1234], "1,234 tokens"),
+        (Finished("1", "error", 3), [3], "too small"),
     ],
 )
 def test_ended_says_how(finished: Finished, numbers: list[int], has: str) -> None:
@@ -165,13 +192,21 @@ def test_ended_says_how(finished: Finished, numbers: list[int], has: str) -> Non
     assert "1 tokens" not in text
 
 
-def test_the_starved_are_named() -> None:
+@pytest.mark.parametrize(("reason", "has"), [("budget", "spent"), ("prefill", "prefill"), ("preemption", "itself")])
+def test_the_starved_are_named(reason: UnservedReason, has: str) -> None:
     """A running request without a share: it must not look as if nothing was wrong."""
-    item = Scheduled("1", "decode", 10, 1, 11)
-    trace = StepTrace(step=1, started=0.0, config=CONFIG, scheduled=(item,), running=("1", "2", "4"), num_free_blocks=9)
+    trace = StepTrace(
+        step=1,
+        started=0.0,
+        config=CONFIG,
+        scheduled=(Scheduled("1", "decode", 10, 1, 11),),
+        unserved=(Unserved(reason, ("2", "4")),),
+        running=("1", "2", "4"),
+        num_free_blocks=9,
+    )
     served, starved = explain(trace, small_view())
     assert named(served) == {"a"}
-    assert named(starved) == {"b", "d"} and "nothing" in text_of(starved)
+    assert named(starved) == {"b", "d"} and "nothing" in text_of(starved) and has in text_of(starved)
 
 
 def test_a_forgotten_request_is_a_question_mark() -> None:

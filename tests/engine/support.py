@@ -17,9 +17,9 @@ from engine.block_pool import NULL_BLOCK, BlockPool
 from engine.config import EngineConfig
 from engine.core import LLMEngine, Runner, RunnerOutput
 from engine.request import Request, RequestStatus, SamplingParams
-from engine.scheduler import ScheduledRequest, Scheduler, SchedulerOutput
+from engine.scheduler import Resize, ScheduledRequest, Scheduler, SchedulerOutput
 from engine.tokenizer import Tokenizer
-from engine.trace import BlockOp, Finished, Preemption, StepTrace, decode, encode
+from engine.trace import BlockOp, Finished, Preemption, Scheduled, StepTrace, decode, encode
 
 if TYPE_CHECKING:
     from engine.model import LoadedModel
@@ -97,6 +97,17 @@ class PagedHistory:
             self._slots[self._slot(item.block_ids, len(history))] = history = (*history, token_id)
         return history
 
+    def resize(self, resize: Resize | None) -> None:
+        """Move content between blocks and forget what lies behind the new end, if the step says so."""
+        if resize is None:
+            return
+        for source, to in resize.moves:
+            for offset in range(self.block_size):
+                history = self._slots.get(source * self.block_size + offset, ())
+                self._slots[to * self.block_size + offset] = history
+        end = resize.num_blocks * self.block_size
+        self._slots = {slot: history for slot, history in self._slots.items() if slot < end}
+
     def check_cached(self, pool: BlockPool) -> None:
         """Every prefix-cache entry points at a block that is full of computed tokens, the right ones."""
         for block, block_hash in pool.cached_hashes().items():
@@ -146,6 +157,7 @@ class ScriptedRunner:
     def execute(self, output: SchedulerOutput) -> RunnerOutput:
         for request_id in output.finished_request_ids:
             self._num_outputs.pop(request_id, None)
+        self._kv.resize(output.resize)
         sampled = {}
         for item in output.scheduled:
             history = self._kv.store(item)
@@ -154,6 +166,9 @@ class ScriptedRunner:
                 self._num_outputs[item.request_id] = index + 1
                 sampled[item.request_id] = self._script(item.request_id, index, history)
         return RunnerOutput(sampled)
+
+    def reserve(self, num_blocks: int) -> None:
+        """It has room for any number of blocks."""
 
 
 class PoolFold:
@@ -190,6 +205,13 @@ class PoolFold:
             case "evict":
                 assert self.cached.issuperset(blocks), f"{op}: evicted without being cached"
                 self.cached.difference_update(blocks)
+            case "move":
+                source, to = blocks
+                assert source in self.held and to not in self.held | self.cached, f"{op}: not from held to unused"
+                for table in self.tables.values():
+                    table[:] = [to if block == source else block for block in table]
+                if source in self.cached:
+                    self.cached = self.cached - {source} | {to}
 
     def check(self, pool: BlockPool, request_ids: Iterable[str]) -> None:
         """Everything that the operations say is what the pool says."""
@@ -228,6 +250,7 @@ class Snapshot:
     waiting: list[str]
     requests: dict[str, tuple[object, ...]]
     computed: dict[str, int]
+    prefilling: set[str]
 
     @classmethod
     def of(cls, scheduler: Scheduler) -> Snapshot:
@@ -237,6 +260,7 @@ class Snapshot:
             waiting=[request.request_id for request in scheduler.waiting],
             requests={rid: _state(request) for rid, request in requests.items()},
             computed={rid: request.num_computed_tokens for rid, request in requests.items()},
+            prefilling={rid for rid, request in requests.items() if request.is_prefilling},
         )
 
 
@@ -252,6 +276,8 @@ def _state(request: Request) -> tuple[object, ...]:
         request.num_chunks,
         request.num_preemptions,
         request.num_cached_tokens,
+        request.queued_at_step,
+        request.num_waited_steps,
         (times.arrival, times.first_scheduled, tuple(times.tokens), times.finished),
     )
 
@@ -292,14 +318,15 @@ def check_decision(scheduler: Scheduler, output: SchedulerOutput, before: Snapsh
     assert used <= engine.max_num_batched_tokens
     assert len(running) <= engine.max_num_seqs
     assert len(set(placed)) == len(placed), "a request was placed twice"
-    # Victims come off the tail of the running list and go to the front of the queue; nobody overtakes anybody.
-    assert running == before.running[: len(before.running) - len(victims)] + admitted
-    assert before.running[len(before.running) - len(victims) :] == victims[::-1]
-    assert waiting == victims[::-1] + before.waiting[len(admitted) :]
-    assert before.waiting[: len(admitted)] == admitted
-    assert not (victims and admitted), "somebody was admitted in a step that preempted"
+    assert running == [rid for rid in before.running if rid not in victims] + admitted
+    assert set(waiting) == {*before.waiting, *victims}.difference(admitted) and len(set(waiting)) == len(waiting)
+    assert not output.hopeless_request_ids, "an engine's pool holds any one request"
+    if victims and not engine.admit_after_preemption and engine.policy not in ("sarathi", "static"):
+        assert not admitted, "somebody was admitted in a step that preempted"
+    _check_victims(scheduler, victims, before)
+    _check_queue(scheduler, admitted, victims, before)
 
-    cap = _cap(engine, len(before.requests))
+    cap = 0 if engine.policy in UNCAPPED else _cap(engine, len(before.requests))
     for item in output.scheduled:
         decision, request = item.decision, scheduler.requests[item.request_id]
         assert decision.num_tokens >= 1
@@ -314,16 +341,107 @@ def check_decision(scheduler: Scheduler, output: SchedulerOutput, before: Snapsh
             assert decision.kind == ("decode" if past_prompt else "prefill")
         assert bool(decision.cut_by) == (decision.end < decision.target)
         if decision.cut_by == "budget":
-            assert used == engine.max_num_batched_tokens and engine.enable_chunked_prefill
+            assert used == engine.max_num_batched_tokens
+            assert not decision.admitted or (engine.enable_chunked_prefill and engine.policy != "orca")
         if decision.cut_by == "threshold":
             assert decision.num_tokens == cap
         if not engine.enable_prefix_caching:
             assert decision.num_cached_tokens == 0
-    unplaced = set(running) - set(placed)
-    assert not unplaced or victims or used == engine.max_num_batched_tokens, "idle budget beside a running request"
-
+    _check_passes(engine, decisions, before)
+    _check_unserved(engine, output, used, [rid for rid in running if rid not in placed], before)
     _check_preemptions(output.preemptions, before)
-    _check_blocked(scheduler, output, used, cap, waiting)
+    _check_blocked(scheduler, output, used, cap, waiting, before)
+
+
+UNCAPPED = ("sglang", "sglang_lpm", "static", "orca", "prefill_first")
+"""Policies for which long_prefill_token_threshold means nothing."""
+
+
+def _prefills_first(engine: EngineConfig) -> bool:
+    """Prefills run alone."""
+    sglang = engine.policy in ("sglang", "sglang_lpm") and not engine.mixed_chunk
+    return sglang or engine.policy in ("static", "prefill_first")
+
+
+def _check_victims(scheduler: Scheduler, victims: Sequence[str], before: Snapshot) -> None:
+    """Whoever was thrown out is whom the policy would throw out of those that were left."""
+    requests, aging = scheduler.requests, scheduler.config.priority_aging
+    left = list(before.running)
+    for victim in victims:
+        match scheduler.config.policy:
+            case "priority":
+                # The least urgent, of equals the one that came last.
+                def urgency(rid: str) -> tuple[float, int]:
+                    gained = round(aging * requests[rid].num_waited_steps, 6)
+                    return (round(requests[rid].priority - gained, 6), requests[rid].arrival_index)
+
+                assert urgency(victim) == max(urgency(rid) for rid in left)
+            case "sglang" | "sglang_lpm":
+                decoding = [rid for rid in left if rid not in before.prefilling] or left
+                fewest = min(requests[rid].num_output_tokens for rid in decoding)
+                tied = [rid for rid in decoding if requests[rid].num_output_tokens == fewest]
+                assert victim in tied
+                assert requests[victim].num_prompt_tokens == max(requests[rid].num_prompt_tokens for rid in tied)
+            case _:
+                assert victim == left[-1], "the tail has to go first"
+        left.remove(victim)
+
+
+def _check_queue(scheduler: Scheduler, admitted: Sequence[str], victims: Sequence[str], before: Snapshot) -> None:
+    """Whoever was admitted was ahead of all that still wait, and these stand in the policy's order."""
+    requests, engine = scheduler.requests, scheduler.config
+    waiting = [request.request_id for request in scheduler.waiting]
+    match engine.policy:
+        case "sglang":
+            # Retracted ones go to the back, unless they came in again.
+            assert waiting == [rid for rid in (*before.waiting, *victims) if rid not in admitted]
+        case "sglang_lpm":
+            pass  # the order depends on the cache as it was when the step began
+        case "priority":
+
+            def urgency(rid: str) -> tuple[float, int]:
+                request = requests[rid]
+                waited = request.num_waited_steps
+                if rid not in victims:
+                    waited += step - request.queued_at_step
+                return (round(request.priority - engine.priority_aging * waited, 6), request.arrival_index)
+
+            # Any step will do: all that wait gain alike with each.
+            step = max((requests[rid].queued_at_step for rid in before.waiting), default=0)
+            if not victims:
+                order = [*admitted, *waiting]
+                assert order == sorted(order, key=urgency)
+        case _:
+            order = [*admitted, *waiting]
+            assert order == sorted(order, key=lambda rid: requests[rid].arrival_index)
+
+
+def _check_passes(engine: EngineConfig, decisions: Sequence[Scheduled], before: Snapshot) -> None:
+    """Prefills run alone, or behind all decodes, or anyhow, as the policy has it."""
+    prefills = [d.admitted or d.request_id in before.prefilling for d in decisions]
+    if _prefills_first(engine):
+        assert all(prefills) or not any(prefills), "a decode runs beside a prefill"
+    elif engine.policy not in ("fcfs", "priority", "orca"):
+        assert prefills == sorted(prefills), "a prefill stands before a decode"
+
+
+def _check_unserved(
+    engine: EngineConfig, output: SchedulerOutput, used: int, unplaced: Sequence[str], before: Snapshot
+) -> None:
+    """All that run without a token are named, once, and the reason is true."""
+    named = [rid for unserved in output.unserved for rid in unserved.request_ids]
+    assert sorted(named) == sorted(unplaced)
+    for unserved in output.unserved:
+        match unserved.reason:
+            case "budget":
+                assert used == engine.max_num_batched_tokens
+            case "prefill":
+                assert _prefills_first(engine) and before.prefilling.isdisjoint(unserved.request_ids)
+                assert (
+                    output.scheduled and output.scheduled[0].request_id not in set(before.running) - before.prefilling
+                )
+            case "preemption":
+                assert any(p.request_id == p.for_request_id for p in output.preemptions)
 
 
 def _cap(engine: EngineConfig, num_requests: int) -> int:
@@ -338,23 +456,42 @@ def _cap(engine: EngineConfig, num_requests: int) -> int:
 
 def _check_preemptions(preemptions: Sequence[Preemption], before: Snapshot) -> None:
     for preemption, following in zip_longest(preemptions, preemptions[1:]):
-        assert preemption.num_needed_blocks > preemption.num_free_blocks
+        assert (preemption.cause == "blocks") == bool(preemption.for_request_id)
+        if preemption.cause == "blocks":
+            assert preemption.num_needed_blocks > preemption.num_free_blocks
         assert preemption.num_lost_tokens == before.computed[preemption.request_id] > 0
         left = preemption.num_free_blocks + preemption.num_freed_blocks
+        if preemption.cause != "blocks":
+            continue
         if following is not None and following.for_request_id == preemption.for_request_id:
             assert following.num_free_blocks == left < following.num_needed_blocks == preemption.num_needed_blocks
         elif preemption.request_id != preemption.for_request_id:
             assert left >= preemption.num_needed_blocks, "it stopped too early"
 
 
-def _check_blocked(scheduler: Scheduler, output: SchedulerOutput, used: int, cap: int, waiting: Sequence[str]) -> None:
-    engine, blocked = scheduler.config, output.blocked
+def _check_blocked(
+    scheduler: Scheduler, output: SchedulerOutput, used: int, cap: int, waiting: Sequence[str], before: Snapshot
+) -> None:
+    engine, pool, blocked = scheduler.config, scheduler.pool, output.blocked
     assert (blocked is None) == (not waiting), "whoever waits is told why, and nobody else"
     if blocked is None:
         return
     assert blocked.request_id == waiting[0]
     request = scheduler.requests[blocked.request_id]
     left = engine.max_num_batched_tokens - used
+    if _prefills_first(engine) and not any(
+        item.decision.admitted or item.request_id in before.prefilling for item in output.scheduled
+    ):
+        # The decodes that came after have changed what there is.
+        assert blocked.reason not in ("budget",)
+        assert blocked.reason != "preemption" or output.preemptions
+        return
+    most = {
+        r.request_id: -(
+            -min(r.num_prompt_tokens + r.sampling_params.max_tokens, engine.max_model_len) // pool.block_size
+        )
+        for r in [*scheduler.running, request]
+    }
     match blocked.reason:
         case "preemption":
             assert output.preemptions
@@ -363,18 +500,32 @@ def _check_blocked(scheduler: Scheduler, output: SchedulerOutput, used: int, cap
         case "budget":
             assert left == 0
         case "chunking":
-            assert not engine.enable_chunked_prefill
+            assert not engine.enable_chunked_prefill or engine.policy == "orca"
             assert blocked.needed > blocked.available == left
         case "blocks":
-            assert blocked.available == scheduler.pool.num_free
-            assert blocked.watermark == (engine.num_watermark_blocks if scheduler.running else 0)
-            assert blocked.needed + blocked.watermark > blocked.available
+            assert blocked.available == pool.num_free
+            assert blocked.kept == (engine.num_watermark_blocks if scheduler.running else 0)
+            assert blocked.needed + blocked.kept > blocked.available
             share = request.num_tokens
             if not engine.reserve_full_sequence:
                 share = min(share, cap or share, left)
             if not engine.enable_prefix_caching:
                 assert blocked.needed == -(-share // engine.block_size)
             assert 0 < blocked.needed <= -(-request.num_tokens // engine.block_size)
+        case "reserved":
+            assert engine.policy in ("orca", "static")
+            assert blocked.available == pool.num_free
+            assert blocked.kept == sum(most[r.request_id] - len(pool.table(r.request_id)) for r in scheduler.running)
+            assert 0 < blocked.needed <= most[blocked.request_id]
+            assert blocked.needed + blocked.kept > blocked.available
+        case "room":
+            assert engine.policy in ("sglang", "sglang_lpm") and scheduler.running
+            assert blocked.needed > blocked.available
+            assert blocked.available <= pool.num_free * engine.block_size
+        case "full":
+            assert engine.policy in ("sglang", "sglang_lpm") and scheduler.running
+        case "batch":
+            assert engine.policy == "static" and scheduler.running
 
 
 class Bench:
@@ -398,20 +549,27 @@ class Bench:
         self._work = WorkFold()
         self._before = Snapshot.of(self.engine.scheduler)
 
-    def add(self, prompt: str | Sequence[int], request_id: str | None = None, **params: Any) -> str:
+    def add(
+        self, prompt: str | Sequence[int], request_id: str | None = None, *, priority: int = 0, **params: Any
+    ) -> str:
         """Queue a request with these sampling parameters; returns its id."""
-        request_id = self.engine.add_request(prompt, SamplingParams(**params), request_id=request_id)
+        sampling_params = SamplingParams(**params)
+        request_id = self.engine.add_request(prompt, sampling_params, request_id=request_id, priority=priority)
         self.requests[request_id] = self.engine.scheduler.requests[request_id]
         return request_id
 
     def execute(self, output: SchedulerOutput) -> RunnerOutput:
         scheduler = self.engine.scheduler
         check_decision(scheduler, output, self._before)
+        self._kv.resize(output.resize)
         for item in output.scheduled:
             history = self._kv.store(item)
             assert list(history) == scheduler.requests[item.request_id].token_ids[: item.decision.end]
         self._kv.check_cached(scheduler.pool)
         return self._runner.execute(output)
+
+    def reserve(self, num_blocks: int) -> None:
+        self._runner.reserve(num_blocks)
 
     def step(self) -> StepTrace:
         scheduler = self.engine.scheduler
@@ -472,6 +630,7 @@ class Bench:
         assert decode(encode(trace)) == trace
         assert trace.step == len(self.traces)
         self._work.apply(trace)
+        self._fold.num_usable = trace.config.num_usable_blocks
         freed = {}
         for op in trace.blocks:
             free = self._fold.num_free

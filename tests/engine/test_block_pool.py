@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from engine.block_pool import BlockPool
+from engine.request import Request, SamplingParams
 from engine.trace import BlockOp
-from tests.engine.support import PoolFold
+from tests.engine.support import PoolFold, prompt
 
 NUM_BLOCKS = 9
 BLOCK_SIZE = 4
@@ -16,9 +17,14 @@ CHAIN = 5
 """Most blocks of one request."""
 
 
+def request(request_id: str, family: int = 0, num_tokens: int = CHAIN * BLOCK_SIZE) -> Request:
+    """A request for one of a few sequences; sequences of one family are the same."""
+    return Request(request_id, prompt(num_tokens, family), SamplingParams())
+
+
 def chain(family: int, length: int = CHAIN) -> list[bytes]:
-    """The chained hashes of a sequence; sequences of one family are the same."""
-    return [b"%d/%d" % (family, index) for index in range(length)]
+    """The chained hashes of a family's sequence."""
+    return request("", family).block_hashes(BLOCK_SIZE, length)
 
 
 class PoolMachine(RuleBasedStateMachine):
@@ -74,10 +80,10 @@ class PoolMachine(RuleBasedStateMachine):
         request_id = self.draw_request(data)
         table, first = self.tables[request_id], self.num_filled[request_id]
         full = data.draw(st.integers(first, len(table)), label="full blocks")
-        hashes = chain(int(request_id[0]), full)
-        if full > first:
-            self.pool.cache(request_id, hashes, first)
-        self.cached.update(zip(table[first:full], hashes[first:], strict=True))
+        family = int(request_id[0])
+        self.pool.cache(request(request_id, family), first * BLOCK_SIZE, full * BLOCK_SIZE)
+        if self.pool.enable_caching:
+            self.cached.update(zip(table[first:full], chain(family, full)[first:], strict=True))
         self.num_filled[request_id] = full
 
     @precondition(lambda self: self.tables)
@@ -90,6 +96,35 @@ class PoolMachine(RuleBasedStateMachine):
         assert self.pool.release(request_id) == len(freed)
         uncached = [block for block in freed if block not in self.cached]
         self.free = uncached + self.free + [block for block in freed if block in self.cached]
+
+    @rule(data=st.data())
+    def uncache(self, data: st.DataObject) -> None:
+        blocks = data.draw(st.sets(st.integers(1, self.pool.num_blocks - 1)), label="blocks")
+        self.pool.uncache(blocks)
+        for block in blocks:
+            self.cached.pop(block, None)
+
+    @rule(enable_caching=st.booleans())
+    def set_caching(self, enable_caching: bool) -> None:
+        self.pool.set_caching(enable_caching)
+        if not enable_caching:
+            self.cached.clear()
+
+    @rule(data=st.data())
+    def resize(self, data: st.DataObject) -> None:
+        """New blocks are drawn first; what is held in a block that goes moves to the free ones that stay."""
+        old = self.pool.num_blocks
+        num_blocks = data.draw(st.integers(max(2, self.pool.num_held + 1), 2 * NUM_BLOCKS), label="blocks")
+        held = sorted({block for table in self.tables.values() for block in table})
+        staying = [block for block in self.free if block < num_blocks]
+        going = [block for block in held if block >= num_blocks]
+        moves = dict(zip(going, staying, strict=False))
+        assert self.pool.resize(num_blocks) == tuple(moves.items())
+        self.free = list(range(old, num_blocks)) + staying[len(moves) :]
+        self.tables = {rid: [moves.get(b, b) for b in table] for rid, table in self.tables.items()}
+        overwritten = set(moves.values()) | {b for b in self.cached if b >= num_blocks and b not in moves}
+        self.cached = {moves.get(b, b): h for b, h in self.cached.items() if b not in overwritten}
+        self.fold.num_usable = num_blocks - 1
 
     @invariant()
     def books_balance(self) -> None:
@@ -118,26 +153,26 @@ TestPoolAgainstModel = PoolMachine.TestCase
 def test_blocks_are_drawn_in_order_and_the_tail_comes_back_first() -> None:
     pool = BlockPool(6, BLOCK_SIZE)
     pool.allocate("a", 3)
-    assert pool.table("a") == [1, 2, 3]
+    assert list(pool.table("a")) == [1, 2, 3]
     assert pool.release("a") == 3
     pool.allocate("b", 5)
-    assert pool.table("b") == [3, 2, 1, 4, 5]
+    assert list(pool.table("b")) == [3, 2, 1, 4, 5]
 
 
 def test_cached_blocks_are_drawn_last_and_the_head_of_a_sequence_last_of_all() -> None:
     pool = BlockPool(6, BLOCK_SIZE)
     pool.allocate("a", 3)
-    pool.cache("a", chain(0, 2), 0)
+    pool.cache(request("a"), 0, 2 * BLOCK_SIZE)
     pool.release("a")
     pool.allocate("b", 5)
-    assert pool.table("b") == [3, 4, 5, 2, 1]
+    assert list(pool.table("b")) == [3, 4, 5, 2, 1]
     assert pool.cached_hashes() == {}
 
 
 def test_a_hit_takes_a_free_block_back_and_shares_a_held_one() -> None:
     pool = BlockPool(6, BLOCK_SIZE)
     pool.allocate("a", 2)
-    pool.cache("a", chain(0, 2), 0)
+    pool.cache(request("a"), 0, 2 * BLOCK_SIZE)
     pool.release("a")
     hits = pool.find_cached(chain(0))
     assert hits == [1, 2]
@@ -155,8 +190,8 @@ def test_the_same_content_in_two_blocks_is_hit_where_it_was_entered_first() -> N
     pool = BlockPool(4, BLOCK_SIZE)
     for request_id in "ab":
         pool.allocate(request_id, 1)
-        pool.cache(request_id, chain(0, 1), 0)
-    assert pool.cached_hashes() == {1: b"0/0", 2: b"0/0"}
+        pool.cache(request(request_id), 0, BLOCK_SIZE)
+    assert pool.cached_hashes() == {1: chain(0)[0], 2: chain(0)[0]}
     assert pool.find_cached(chain(0)) == [1]
     pool.release("a")
     pool.allocate("c", 2)  # draws block 3, then evicts block 1
@@ -166,7 +201,7 @@ def test_the_same_content_in_two_blocks_is_hit_where_it_was_entered_first() -> N
 def test_operations_tell_what_happened() -> None:
     pool = BlockPool(3, BLOCK_SIZE)
     pool.allocate("a", 1)
-    pool.cache("a", chain(0, 1), 0)
+    pool.cache(request("a"), 0, BLOCK_SIZE)
     pool.hold("b", [1])
     pool.release("a")
     pool.release("b")
@@ -181,6 +216,32 @@ def test_operations_tell_what_happened() -> None:
         BlockOp("allocate", (2, 1), "c"),
     )
     assert pool.drain_ops() == ()
+
+
+def test_a_prefix_is_found_short_of_the_last_token() -> None:
+    pool = BlockPool(6, BLOCK_SIZE)
+    pool.allocate("a", 2)
+    pool.cache(request("a"), 0, 2 * BLOCK_SIZE)
+    assert pool.find_prefix(request("b")) == [1, 2]
+    assert pool.find_prefix(request("b", num_tokens=2 * BLOCK_SIZE)) == [1]
+    assert pool.find_prefix(request("b", family=1)) == []
+    pool.set_caching(False)
+    assert pool.find_prefix(request("b")) == []
+
+
+def test_a_held_block_moves_to_an_unused_one_before_a_cached_one() -> None:
+    pool = BlockPool(6, BLOCK_SIZE)
+    pool.allocate("a", 1)
+    pool.cache(request("a"), 0, BLOCK_SIZE)
+    pool.allocate("b", 4)
+    pool.release("a")
+    pool.release("b")
+    pool.allocate("c", 1)
+    assert list(pool.table("c")) == [5]
+    assert pool.resize(4) == ((5, 3),)
+    assert list(pool.table("c")) == [3]
+    assert pool.find_cached(chain(0)) == [1]
+    assert pool.num_free == 2
 
 
 def test_releasing_nothing_is_nothing() -> None:

@@ -15,7 +15,6 @@ from tests.engine import golden
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "tests" / "data" / "vllm-scheduler.jsonl.gz"
 WORKLOADS = list(golden.workloads(FILE))
-REPLAYED = [workload for workload in WORKLOADS if not golden.skipped(workload)]
 
 
 def replay(file: Path) -> subprocess.CompletedProcess[str]:
@@ -23,26 +22,30 @@ def replay(file: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("workload", REPLAYED, ids=lambda workload: workload["name"])
+@pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload["name"])
 def test_decisions_are_vllms(workload: dict[str, Any]) -> None:
     assert golden.first_difference(workload) is None
 
 
-def test_every_workload_but_those_of_the_priority_policy_is_replayed() -> None:
+def test_every_workload_is_replayed_to_its_end_but_the_one_with_a_phantom_hit() -> None:
     assert len(WORKLOADS) == 110
-    assert len(REPLAYED) == 81
-    left_out = [workload["config"]["policy"] for workload in WORKLOADS if golden.skipped(workload)]
-    assert left_out == ["priority"] * 29
+    assert [w["config"]["policy"] for w in WORKLOADS].count("priority") == 29
+    cut = {w["name"]: golden.phantom_step(w) for w in WORKLOADS if golden.phantom_step(w) is not None}
+    assert cut == {"prio-phantom-cache": 11}
+    assert all(bool(w.get("phantom_hits")) == (w["name"] in cut) for w in WORKLOADS)
 
 
 def test_command_says_how_many_are_equal() -> None:
     done = replay(FILE)
-    assert done.stdout.splitlines()[-1] == "81 of 81 workloads equal"
+    assert done.stdout.splitlines() == [
+        "prio-phantom-cache: compared up to step 11, which reads KV that was never computed",
+        "110 of 110 workloads equal",
+    ]
     assert done.returncode == 0
 
 
 def test_command_shows_the_first_difference(tmp_path: Path) -> None:
-    good, bad = REPLAYED[:2]
+    good, bad = WORKLOADS[:2]
     bad = json.loads(json.dumps(bad))
     expected = bad["steps"][1]["free"]
     for step in bad["steps"][1:]:
@@ -60,7 +63,7 @@ def test_command_shows_the_first_difference(tmp_path: Path) -> None:
 @pytest.mark.parametrize("field", ["sched", "pre", "run", "wait", "blk", "tok", "fin", "free"])
 def test_every_field_is_compared(field: str) -> None:
     """The replay itself can fail: a change of any field is found."""
-    workload = next(w for w in REPLAYED if any(step.get(field) for step in w["steps"]))
+    workload = next(w for w in WORKLOADS if any(step.get(field) for step in w["steps"]))
     workload = json.loads(json.dumps(workload))
     step = next(step for step in workload["steps"] if step.get(field))
     step[field] = step[field] + 1 if field == "free" else {} if field == "blk" else []

@@ -1,0 +1,317 @@
+"""The scheduling policies: all that makes one system's scheduler differ from another's.
+
+The scheduler knows how to compute tokens within a budget, hand out blocks and throw somebody out. A policy answers
+the questions on which systems differ, and is nothing but these answers:
+
+    in which order do running and waiting requests get their tokens?   passes
+    may a prompt be computed in pieces?                                 whole_prompts, caps_long_prefills
+    who is next in the queue?                                           key
+    is the door closed in this step, whoever stands in front of it?     closed
+    is there memory for this request?                                   refuse
+    who has to go when a block is missing?                              victim
+
+`Policy` itself is vLLM's first come, first served; the others say what they do otherwise. A new one is a class here
+and a line in POLICIES.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from engine.block_pool import BlockPool
+from engine.config import ConfigError, EngineConfig
+from engine.request import Request
+from engine.trace import Blocked, BlockReason
+from engine.waiting_queue import Key, WaitingQueue
+
+if TYPE_CHECKING:
+    from engine.scheduler import SchedulerOutput
+
+Pass = Literal["running", "decodes", "prefills", "waiting"]
+"""A walk over all running requests, over those that decode, over those with a prefill to finish, or an admission."""
+
+Passes = tuple[tuple[Pass, ...], ...]
+DECODES_AND_PREFILLS_TOGETHER: Passes = (("running", "waiting"),)
+DECODES_FIRST: Passes = (("decodes", "prefills", "waiting"),)
+PREFILLS_FIRST: Passes = (("prefills", "waiting"), ("decodes",))
+
+
+class Policy:
+    """vLLM V1, first come, first served (v1/core/sched/scheduler.py).
+
+    Running requests come first, in the order of their admission; the tail of the running list has to go when a block
+    is missing. A request is admitted if all that it has now fits, whatever it may become. Nobody starves.
+    """
+
+    whole_prompts: ClassVar[bool] = False
+    """Prompts are never cut, whatever `enable_chunked_prefill` says."""
+    caps_long_prefills: ClassVar[bool] = True
+    """`long_prefill_token_threshold` has a meaning."""
+    ends_hopeless: ClassVar[bool] = False
+    """A request that does not fit even alone ends with an error; otherwise it goes back to the queue."""
+    new_token_ratio: float | None = None
+    """For the trace, where there is one."""
+
+    def __init__(self, config: EngineConfig, pool: BlockPool) -> None:
+        self.config = config
+        self.pool = pool
+
+    def passes(self) -> Passes:
+        """Alternatives, each a sequence of passes: the step is the first one that finds anything to compute."""
+        return DECODES_AND_PREFILLS_TOGETHER
+
+    def key(self, request: Request, queued_at_step: int, num_joined: int) -> Key:
+        """Where a waiting request stands; the smallest is next. `num_joined`: how many joined the queue before."""
+        return (request.arrival_index,)
+
+    def victim(self, running: Sequence[Request]) -> Request:
+        """Who gives up its blocks and goes back to the queue."""
+        return running[-1]
+
+    def closed(self, request: Request, preempted: bool) -> BlockReason | None:
+        """Why nobody is admitted now, not even the head of the queue; `preempted`: somebody was thrown out."""
+        # Memory is short already: whoever came in now would be thrown out again.
+        return "preemption" if preempted and not self.config.admit_after_preemption else None
+
+    def refuse(self, request: Request, hits: Sequence[int], end: int, running: Sequence[Request]) -> Blocked | None:
+        """What the pool lacks for a request to start behind the cached blocks `hits` and be computed up to `end`."""
+        config, pool = self.config, self.pool
+        present = request.num_tokens if config.reserve_full_sequence else end
+        needed = self._blocks(present) - len(hits) + pool.num_idle(hits)
+        # Nobody else would free a block while nothing runs: there the watermark would block for ever.
+        kept = config.num_watermark_blocks if running else 0
+        if needed + kept <= pool.num_free:
+            return None
+        return Blocked(request.request_id, "blocks", needed=needed, available=pool.num_free, kept=kept)
+
+    def begin_step(self, running: Sequence[Request], waiting: WaitingQueue, somebody_left: bool) -> None:
+        """Look around before a step; `somebody_left`: a request has ended since the last one."""
+
+    def end_step(self, output: SchedulerOutput, running: Sequence[Request]) -> None:
+        """Take note of what was decided."""
+
+    def _blocks(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.config.block_size)
+
+
+class Priority(Policy):
+    """vLLM V1's policy of that name, with ageing.
+
+    The queue goes by (priority, arrival), smaller is more urgent, and the least urgent of all that run has to go, also
+    if it got its tokens in this step already. Less urgent requests starve while more urgent ones keep coming, unless
+    `priority_aging` is above 0: then a request gains so much urgency with each step that it waits, and keeps it.
+    """
+
+    def key(self, request: Request, queued_at_step: int, num_joined: int) -> Key:
+        # All that wait gain alike, so what one has gained so far need not be known to compare two of them.
+        return (self._urgency(request, queued_at_step), request.arrival_index)
+
+    def victim(self, running: Sequence[Request]) -> Request:
+        return max(running, key=lambda request: (self._urgency(request, 0), request.arrival_index))
+
+    def _urgency(self, request: Request, queued_at_step: int) -> float:
+        aging = self.config.priority_aging
+        # Rounded, so that what is equal on paper stays equal: 30 steps of 0.1 are 3.
+        return (
+            round(request.priority + aging * (queued_at_step - request.num_waited_steps), 9)
+            if aging
+            else request.priority
+        )
+
+
+class PrefillFirst(Policy):
+    """vLLM 0 (core/scheduler.py before V1): a step is a batch of prefills if any can be formed, else it is decodes.
+
+    Every admission stops all decodes for a step. No request waits for ever, but a running one may wait for as long as
+    new ones keep coming and fitting.
+    """
+
+    caps_long_prefills = False
+
+    def passes(self) -> Passes:
+        return PREFILLS_FIRST
+
+
+class Sarathi(Policy):
+    """Sarathi-Serve's stall-free batching (Agrawal et al. 2024): decodes, then unfinished prefills, then admission.
+
+    All in one budget, so that no prefill ever holds up a decode. Nobody starves.
+    """
+
+    def passes(self) -> Passes:
+        return DECODES_FIRST
+
+    def closed(self, request: Request, preempted: bool) -> BlockReason | None:
+        return None
+
+
+class Orca(Policy):
+    """Orca (Yu et al. 2022): scheduling by iteration, but a request reserves the most that it can become.
+
+    Prompts are computed whole. Nobody is ever thrown out, and nobody starves; what is reserved and not used is wasted.
+    """
+
+    whole_prompts = True
+    caps_long_prefills = False
+
+    def refuse(self, request: Request, hits: Sequence[int], end: int, running: Sequence[Request]) -> Blocked | None:
+        pool = self.pool
+        needed = self._most_blocks(request) - len(hits) + pool.num_idle(hits)
+        kept = sum(self._most_blocks(other) - len(pool.table(other.request_id)) for other in running)
+        if needed + kept <= pool.num_free:
+            return None
+        return Blocked(request.request_id, "reserved", needed=needed, available=pool.num_free, kept=kept)
+
+    def _most_blocks(self, request: Request) -> int:
+        return self._blocks(request.max_total_tokens(self.config.max_model_len))
+
+
+class Static(Orca):
+    """Static batching, as FasterTransformer did it: a batch is formed, prefilled, and decoded until its last one ends.
+
+    Whoever arrives meanwhile waits for the next batch. Memory is reserved as with Orca. Nobody starves.
+    """
+
+    whole_prompts = False
+
+    def __init__(self, config: EngineConfig, pool: BlockPool) -> None:
+        super().__init__(config, pool)
+        self._batch: frozenset[Request] = frozenset()
+        """Who may still join: those that waited when the batch was begun, until one of them does not fit."""
+
+    def passes(self) -> Passes:
+        return PREFILLS_FIRST
+
+    def begin_step(self, running: Sequence[Request], waiting: WaitingQueue, somebody_left: bool) -> None:
+        if not running:
+            self._batch = frozenset(islice(waiting, self.config.max_num_seqs))
+
+    def closed(self, request: Request, preempted: bool) -> BlockReason | None:
+        return "batch" if request not in self._batch else None
+
+    def refuse(self, request: Request, hits: Sequence[int], end: int, running: Sequence[Request]) -> Blocked | None:
+        blocked = super().refuse(request, hits, end, running)
+        if blocked:
+            self._batch = frozenset()
+        return blocked
+
+
+INIT_NEW_TOKEN_RATIO = 0.7
+MIN_NEW_TOKEN_RATIO_FACTOR = 0.14
+MAX_ESTIMATED_NEW_TOKENS = 4096
+RETRACT_DECODE_STEPS = 20
+
+
+class SGLang(Policy):
+    """SGLang 0.5 (srt/managers: schedule_policy.py, scheduler.py, `retract_decode` of schedule_batch.py).
+
+    Prefills first, at most one of them cut. A request is admitted if it fits beside what the running ones are
+    expected to need still: `new_token_ratio` of their remaining max_tokens. The ratio falls with every decode step
+    that goes well. Where it was too low, requests are retracted: the one with the fewest outputs first, and to the back
+    of the queue. A running request may wait for as long as new ones keep coming and fitting.
+
+    Two rules are ours. A request that needs exactly the room that there is, is admitted. And where nothing runs, the
+    head of the queue only has to fit as it is: whatever is expected of it, nobody else would ever make room for it.
+    """
+
+    caps_long_prefills = False
+    ends_hopeless = True
+
+    def __init__(self, config: EngineConfig, pool: BlockPool) -> None:
+        super().__init__(config, pool)
+        self.new_token_ratio: float = self._start
+        self._full = False
+        """Somebody was refused, and nobody has left since."""
+
+    def passes(self) -> Passes:
+        return DECODES_FIRST if self.config.mixed_chunk else PREFILLS_FIRST
+
+    @property
+    def _start(self) -> float:
+        return min(INIT_NEW_TOKEN_RATIO * self.config.schedule_conservativeness, 1.0)
+
+    def key(self, request: Request, queued_at_step: int, num_joined: int) -> Key:
+        return (0, num_joined)
+
+    def victim(self, running: Sequence[Request]) -> Request:
+        # Of equals the last one, so from the back. A prefill under way always goes on while anybody decodes.
+        return min(reversed(running), key=lambda r: (r.is_prefilling, r.num_output_tokens, -r.num_prompt_tokens))
+
+    def closed(self, request: Request, preempted: bool) -> BlockReason | None:
+        return super().closed(request, preempted) or ("full" if self._full else None)
+
+    def refuse(self, request: Request, hits: Sequence[int], end: int, running: Sequence[Request]) -> Blocked | None:
+        if not running:
+            return super().refuse(request, hits, end, running)
+        block_size = self.config.block_size
+        free = (self.pool.num_free - self.pool.num_idle(hits)) * block_size
+        room = free - sum(self._expected(other) for other in running)
+        needed = request.num_tokens - len(hits) * block_size + self._remaining(request) + block_size
+        if needed <= room:
+            return None
+        self._full = True
+        return Blocked(request.request_id, "room", needed=needed, available=int(room))
+
+    def begin_step(self, running: Sequence[Request], waiting: WaitingQueue, somebody_left: bool) -> None:
+        if somebody_left or not running:
+            self._full = False
+
+    def end_step(self, output: SchedulerOutput, running: Sequence[Request]) -> None:
+        floor = MIN_NEW_TOKEN_RATIO_FACTOR * self._start
+        if output.preemptions:
+            outputs = sum(request.num_output_tokens for request in running)
+            most = sum(self._max_output_tokens(request) for request in running)
+            self.new_token_ratio = min(1.0, (outputs + RETRACT_DECODE_STEPS * len(running)) / (most + 1))
+            self._full = False
+        elif output.scheduled and all(item.decision.kind == "decode" for item in output.scheduled):
+            step = (self._start - floor) / self.config.new_token_ratio_decay_steps
+            self.new_token_ratio = max(floor, self.new_token_ratio - step)
+
+    def _expected(self, request: Request) -> float:
+        """Tokens that a running request is expected to need still; all that it may need, until it decodes."""
+        remaining = self._remaining(request)
+        if request.is_prefilling or not request.num_computed_tokens:
+            return remaining + self.config.block_size
+        return remaining if request.sampling_params.ignore_eos else remaining * self.new_token_ratio
+
+    def _remaining(self, request: Request) -> int:
+        return min(self._max_output_tokens(request) - request.num_output_tokens, MAX_ESTIMATED_NEW_TOKENS)
+
+    def _max_output_tokens(self, request: Request) -> int:
+        return request.max_total_tokens(self.config.max_model_len) - request.num_prompt_tokens
+
+
+class SGLangLPM(SGLang):
+    """SGLang with its queue order `lpm`: whoever finds the longest prefix in the cache is next.
+
+    Ties go by the order of joining. As in SGLang a queue of more than 128 is left as it stands. Requests that hit
+    little starve while others that hit more keep coming.
+    """
+
+    MAX_SORTED: ClassVar[int] = 128
+
+    def begin_step(self, running: Sequence[Request], waiting: WaitingQueue, somebody_left: bool) -> None:
+        super().begin_step(running, waiting, somebody_left)
+        if len(waiting) <= self.MAX_SORTED:
+            waiting.sort(lambda request, _, num_joined: (-len(self.pool.find_prefix(request)), num_joined))
+
+
+POLICIES: dict[str, type[Policy]] = {
+    "fcfs": Policy,
+    "priority": Priority,
+    "sglang": SGLang,
+    "sglang_lpm": SGLangLPM,
+    "static": Static,
+    "orca": Orca,
+    "prefill_first": PrefillFirst,
+    "sarathi": Sarathi,
+}
+
+
+def policy_class(name: str) -> type[Policy]:
+    """The policy of that name. Raises ConfigError if there is none."""
+    if name not in POLICIES:
+        raise ConfigError(f"there is no policy {name!r}; there are: {', '.join(POLICIES)}.")
+    return POLICIES[name]
