@@ -33,6 +33,9 @@ def explain(trace: StepTrace, view: EngineView) -> list[Sentence]:
         sentences.append(
             [*letters([trace.blocked.request_id], view), (waits(trace.blocked, trace.config), style(WAITING))]
         )
+    if trace.new_token_ratio is not None:
+        expected = f"{trace.new_token_ratio:.0%} of what is left of max_tokens is expected to be used"
+        sentences.append([(expected, style(DIM))])
     return sentences
 
 

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import psutil
 import torch
 from torch import Tensor
 from transformers import AttentionInterface
@@ -68,13 +69,15 @@ class PagedKVCache:
         """Have room for at least so many blocks; what is stored stays. Raises ConfigError if there is no memory."""
         if num_blocks <= self.num_blocks:
             return
+        kv_heads, _, head_dim = self.keys[0].shape
+        size = 2 * len(self.keys) * kv_heads * num_blocks * self.block_size * head_dim * self.keys[0].itemsize
+        no_memory = ConfigError(f"there is no memory for num_blocks = {num_blocks}: {size / 1e9:.1f} GB of KV cache.")
+        if self.keys[0].device.type == "cpu" and size > psutil.virtual_memory().available:
+            raise no_memory  # the system would grant it, and kill the engine once it is used
         try:
             self.keys, self.values = (self._copied(layers, num_blocks) for layers in (self.keys, self.values))
         except RuntimeError as error:
-            size = 2 * len(self.keys) * self.keys[0][:, :1].nbytes * num_blocks * self.block_size
-            raise ConfigError(
-                f"there is no memory for num_blocks = {num_blocks}: {size / 1e9:.1f} GB of KV cache."
-            ) from error
+            raise no_memory from error
 
     def resize(self, num_blocks: int, moves: Sequence[tuple[int, int]]) -> None:
         """Move the content of blocks (from, to), then keep the first `num_blocks`."""

@@ -209,6 +209,18 @@ def test_the_starved_are_named(reason: UnservedReason, has: str) -> None:
     assert named(starved) == {"b", "d"} and "nothing" in text_of(starved) and has in text_of(starved)
 
 
+def test_what_sglang_expects_is_said() -> None:
+    trace = StepTrace(
+        step=1,
+        started=0.0,
+        config=CONFIG,
+        scheduled=(Scheduled("1", "decode", 10, 1, 11),),
+        num_free_blocks=9,
+        new_token_ratio=0.423,
+    )
+    assert text_of(explain(trace, small_view())[-1]).startswith("42% ")
+
+
 def test_a_forgotten_request_is_a_question_mark() -> None:
     assert text_of(letters(["1", "no such request"], small_view())) == "a ? "
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from engine.block_pool import NULL_BLOCK, BlockPool
 from engine.config import EngineConfig
 from engine.core import LLMEngine, Runner, RunnerOutput
+from engine.policy import POLICIES
 from engine.request import Request, RequestStatus, SamplingParams
 from engine.scheduler import Resize, ScheduledRequest, Scheduler, SchedulerOutput
 from engine.tokenizer import Tokenizer
@@ -321,12 +322,12 @@ def check_decision(scheduler: Scheduler, output: SchedulerOutput, before: Snapsh
     assert running == [rid for rid in before.running if rid not in victims] + admitted
     assert set(waiting) == {*before.waiting, *victims}.difference(admitted) and len(set(waiting)) == len(waiting)
     assert not output.hopeless_request_ids, "an engine's pool holds any one request"
-    if victims and not engine.admit_after_preemption and engine.policy not in ("sarathi", "static"):
+    if victims and not engine.admit_after_preemption and engine.policy in NOBODY_AFTER_A_PREEMPTION:
         assert not admitted, "somebody was admitted in a step that preempted"
     _check_victims(scheduler, victims, before)
     _check_queue(scheduler, admitted, victims, before)
 
-    cap = 0 if engine.policy in UNCAPPED else _cap(engine, len(before.requests))
+    cap = _cap(engine, len(before.requests)) if POLICIES[engine.policy].caps_long_prefills else 0
     for item in output.scheduled:
         decision, request = item.decision, scheduler.requests[item.request_id]
         assert decision.num_tokens >= 1
@@ -342,7 +343,7 @@ def check_decision(scheduler: Scheduler, output: SchedulerOutput, before: Snapsh
         assert bool(decision.cut_by) == (decision.end < decision.target)
         if decision.cut_by == "budget":
             assert used == engine.max_num_batched_tokens
-            assert not decision.admitted or (engine.enable_chunked_prefill and engine.policy != "orca")
+            assert not decision.admitted or not _whole_prompts(engine)
         if decision.cut_by == "threshold":
             assert decision.num_tokens == cap
         if not engine.enable_prefix_caching:
@@ -353,8 +354,14 @@ def check_decision(scheduler: Scheduler, output: SchedulerOutput, before: Snapsh
     _check_blocked(scheduler, output, used, cap, waiting, before)
 
 
-UNCAPPED = ("sglang", "sglang_lpm", "static", "orca", "prefill_first")
-"""Policies for which long_prefill_token_threshold means nothing."""
+# What follows knows the policies by name. One that it does not know has to keep the rules for all.
+FIRST_COME_FIRST_SERVED = ("fcfs", "static", "orca", "prefill_first", "sarathi")
+"""The queue goes by arrival, and the tail of the running list is thrown out."""
+NOBODY_AFTER_A_PREEMPTION = ("fcfs", "priority", "orca", "prefill_first", "sglang", "sglang_lpm")
+
+
+def _whole_prompts(engine: EngineConfig) -> bool:
+    return not engine.enable_chunked_prefill or POLICIES[engine.policy].whole_prompts
 
 
 def _prefills_first(engine: EngineConfig) -> bool:
@@ -382,7 +389,7 @@ def _check_victims(scheduler: Scheduler, victims: Sequence[str], before: Snapsho
                 tied = [rid for rid in decoding if requests[rid].num_output_tokens == fewest]
                 assert victim in tied
                 assert requests[victim].num_prompt_tokens == max(requests[rid].num_prompt_tokens for rid in tied)
-            case _:
+            case name if name in FIRST_COME_FIRST_SERVED:
                 assert victim == left[-1], "the tail has to go first"
         left.remove(victim)
 
@@ -395,8 +402,6 @@ def _check_queue(scheduler: Scheduler, admitted: Sequence[str], victims: Sequenc
         case "sglang":
             # Retracted ones go to the back, unless they came in again.
             assert waiting == [rid for rid in (*before.waiting, *victims) if rid not in admitted]
-        case "sglang_lpm":
-            pass  # the order depends on the cache as it was when the step began
         case "priority":
 
             def urgency(rid: str) -> tuple[float, int]:
@@ -411,7 +416,7 @@ def _check_queue(scheduler: Scheduler, admitted: Sequence[str], victims: Sequenc
             if not victims:
                 order = [*admitted, *waiting]
                 assert order == sorted(order, key=urgency)
-        case _:
+        case name if name in FIRST_COME_FIRST_SERVED:
             order = [*admitted, *waiting]
             assert order == sorted(order, key=lambda rid: requests[rid].arrival_index)
 
@@ -421,7 +426,7 @@ def _check_passes(engine: EngineConfig, decisions: Sequence[Scheduled], before: 
     prefills = [d.admitted or d.request_id in before.prefilling for d in decisions]
     if _prefills_first(engine):
         assert all(prefills) or not any(prefills), "a decode runs beside a prefill"
-    elif engine.policy not in ("fcfs", "priority", "orca"):
+    elif engine.policy in ("sarathi", "sglang", "sglang_lpm"):
         assert prefills == sorted(prefills), "a prefill stands before a decode"
 
 
@@ -436,7 +441,7 @@ def _check_unserved(
             case "budget":
                 assert used == engine.max_num_batched_tokens
             case "prefill":
-                assert _prefills_first(engine) and before.prefilling.isdisjoint(unserved.request_ids)
+                assert before.prefilling.isdisjoint(unserved.request_ids)
                 assert (
                     output.scheduled and output.scheduled[0].request_id not in set(before.running) - before.prefilling
                 )
@@ -479,7 +484,7 @@ def _check_blocked(
     assert blocked.request_id == waiting[0]
     request = scheduler.requests[blocked.request_id]
     left = engine.max_num_batched_tokens - used
-    if _prefills_first(engine) and not any(
+    if len(scheduler.policy.passes()) > 1 and not any(
         item.decision.admitted or item.request_id in before.prefilling for item in output.scheduled
     ):
         # The decodes that came after have changed what there is.
@@ -500,7 +505,7 @@ def _check_blocked(
         case "budget":
             assert left == 0
         case "chunking":
-            assert not engine.enable_chunked_prefill or engine.policy == "orca"
+            assert _whole_prompts(engine)
             assert blocked.needed > blocked.available == left
         case "blocks":
             assert blocked.available == pool.num_free
