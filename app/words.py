@@ -6,7 +6,7 @@ from app.palette import CACHED, DECODE, DIM, PREEMPTED, PREFILL, RECOMPUTE, TEXT
 from app.panels.panel import Part
 from app.view import EngineView
 from engine.config import EngineConfig
-from engine.trace import Blocked, Finished, Preemption, Scheduled, StepTrace, UnservedReason
+from engine.trace import Blocked, Finished, Preemption, PreemptionCause, Scheduled, StepTrace, UnservedReason
 
 Sentence = list[Part]
 
@@ -15,6 +15,7 @@ UNSERVED: dict[UnservedReason, str] = {
     "prefill": "prefills go first",
     "preemption": "one before them preempted itself, which ends the pass",
 }
+FEWER: dict[PreemptionCause, str] = {"seats": "fewer seats", "pool": "fewer blocks"}
 
 
 def explain(trace: StepTrace, view: EngineView) -> list[Sentence]:
@@ -75,8 +76,7 @@ def preempted(preemption: Preemption, view: EngineView) -> Sentence:
     sentence: Sentence = [("× ", style(PREEMPTED, bold=True)), *letters([preemption.request_id], view)]
     needed = plural(preemption.num_needed_blocks, "block")
     if preemption.cause != "blocks":
-        fewer = "seats" if preemption.cause == "seats" else "blocks"
-        sentence.append((f"preempted: there are fewer {fewer} now", style(PREEMPTED)))
+        sentence.append((f"preempted: there are {FEWER[preemption.cause]} now", style(PREEMPTED)))
     elif preemption.request_id == preemption.for_request_id:
         sentence.append((f"preempts itself: it needs {needed}, ", style(PREEMPTED)))
         sentence.append((f"{preemption.num_free_blocks} free, nobody else has to go first", style(PREEMPTED)))
@@ -113,9 +113,9 @@ def waits(blocked: Blocked, config: EngineConfig) -> str:
             needs = f"may need {plural(blocked.needed, 'token')} of KV"
             return f"waits: {needs}, {blocked.available} are left beside what the others are expected to need"
         case "full":
-            return "waits: nobody has left since one was refused"
+            return "waits: no room before, and nobody has left"
         case "batch":
-            return "waits: the batch has begun and takes nobody in"
+            return "waits for the next batch"
 
 
 def ended(finished: Finished) -> str:

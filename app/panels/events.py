@@ -7,7 +7,7 @@ from itertools import islice
 from app.palette import DECODE, DIM, PREEMPTED, TEXT, style
 from app.panels.panel import Panel, Part, heading
 from app.view import EventView
-from app.words import ended, letters, plural
+from app.words import FEWER, ended, letters, plural
 
 
 class EventsPanel(Panel):
@@ -26,7 +26,9 @@ class EventsPanel(Panel):
             case "preempted":
                 assert event.preemption is not None
                 line += [("× ", style(PREEMPTED, bold=True)), *who]
-                if event.preemption.for_request_id == event.request_id:
+                if event.preemption.cause != "blocks":
+                    line.append((f"preempted, {FEWER[event.preemption.cause]} ", style(TEXT)))
+                elif event.preemption.for_request_id == event.request_id:
                     line.append(("preempted itself ", style(TEXT)))
                 else:
                     line.append(("preempted for ", style(TEXT)))

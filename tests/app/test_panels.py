@@ -366,6 +366,17 @@ def test_events_show_the_newest() -> None:
             assert f" {view.letter(preemption.for_request_id)} " in line
 
 
+def test_events_name_nobody_for_whom_a_change_of_parameters_preempted() -> None:
+    stage = ScriptedEngine(EngineConfig())
+    for _ in range(3):
+        stage.add()
+    stage.step(2)
+    stage.engine.reconfigure(max_num_seqs=2)
+    stage.step()
+    (line,) = [line for line in drawn(panel(EventsPanel, view_of(stage.traces)).draw(60, 9), 9) if "preempted," in line]
+    assert "× c preempted, fewer seats" in line and "?" not in line
+
+
 def test_step_bar_has_a_segment_for_each_request() -> None:
     view = scenario_view("busy")
     lines = drawn(panel(StepPanel, view).draw(40, 12), 12)
