@@ -111,7 +111,8 @@ def waits(blocked: Blocked, config: EngineConfig) -> str:
             return f"waits: {needs}, {blocked.available} were free, {blocked.kept} of them reserved"
         case "room":
             needs = f"may need {plural(blocked.needed, 'token')} of KV"
-            return f"waits: {needs}, {blocked.available} are left beside what the others are expected to need"
+            left = f"{max(0, blocked.available)} are left"
+            return f"waits: {needs}, {left} beside what the others are expected to need"
         case "full":
             return "waits: no room before, and nobody has left"
         case "batch":

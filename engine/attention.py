@@ -75,7 +75,7 @@ class PagedKVCache:
         if self.keys[0].device.type == "cpu" and size > psutil.virtual_memory().available:
             raise no_memory  # the system would grant it, and kill the engine once it is used
         try:
-            self.keys, self.values = (self._copied(layers, num_blocks) for layers in (self.keys, self.values))
+            self.keys, self.values = (self._grown(layers, num_blocks) for layers in (self.keys, self.values))
         except RuntimeError as error:
             raise no_memory from error
 
@@ -87,18 +87,19 @@ class PagedKVCache:
                     layer[:, self._slots(to)] = layer[:, self._slots(source)]
         self.reserve(num_blocks)
         if num_blocks < self.num_blocks:
-            self.keys, self.values = (self._copied(layers, num_blocks) for layers in (self.keys, self.values))
+            for layers in (self.keys, self.values):
+                for index, layer in enumerate(layers):  # one after another, each frees what it leaves
+                    layers[index] = layer[:, : num_blocks * self.block_size].clone()
 
     def _slots(self, block: int) -> slice:
         return slice(block * self.block_size, (block + 1) * self.block_size)
 
-    def _copied(self, layers: list[Tensor], num_blocks: int) -> list[Tensor]:
-        num_slots = num_blocks * self.block_size
-        copies = [layer.new_zeros(layer.shape[0], num_slots, layer.shape[2]) for layer in layers]
-        for layer, copy in zip(layers, copies, strict=True):
-            kept = min(num_slots, layer.shape[1])
-            copy[:, :kept] = layer[:, :kept]
-        return copies
+    def _grown(self, layers: list[Tensor], num_blocks: int) -> list[Tensor]:
+        kv_heads, num_slots, head_dim = layers[0].shape
+        larger = [layer.new_zeros(kv_heads, num_blocks * self.block_size, head_dim) for layer in layers]
+        for layer, copy in zip(layers, larger, strict=True):
+            copy[:, :num_slots] = layer
+        return larger
 
 
 @dataclass(frozen=True, slots=True)

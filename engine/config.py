@@ -40,7 +40,9 @@ class EngineConfig:
         "static, orca, prefill_first (vLLM 0), sarathi",
     )
     priority_aging: float = _param(0.0, "policy priority: urgency that a request gains with each step that it waits")
-    admit_after_preemption: bool = _param(False, "admit requests even in a step that preempted (to see the thrash)")
+    admit_after_preemption: bool = _param(
+        False, "admit even in a step that preempted, to see the thrash (sarathi does so anyway)"
+    )
     schedule_conservativeness: float = _param(
         1.0, "policy sglang: how far to trust that outputs end early; more is less"
     )
@@ -102,6 +104,6 @@ class EngineConfig:
         if self.max_num_seqs > self.max_num_batched_tokens:
             return (
                 f"max_num_seqs ({self.max_num_seqs}) is above max_num_batched_tokens ({self.max_num_batched_tokens}): "
-                "when all seats are taken, a step has no token for some of those that decode.",
+                "a step has no token for so many, and whoever gets none waits, in the queue or in its seat.",
             )
         return ()

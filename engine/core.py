@@ -181,7 +181,7 @@ class LLMEngine:
             started=started,
             config=self.config,
             arrivals=tuple(self._arrivals),
-            scheduled=tuple(item.decision for item in output.scheduled),
+            scheduled=tuple(output.decisions),
             preemptions=output.preemptions,
             blocked=output.blocked,
             unserved=output.unserved,

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import islice
+from math import floor
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from engine.block_pool import BlockPool
@@ -86,8 +87,8 @@ class Policy:
             return None
         return Blocked(request.request_id, "blocks", needed=needed, available=pool.num_free, kept=kept)
 
-    def begin_step(self, running: Sequence[Request], waiting: WaitingQueue, somebody_left: bool) -> None:
-        """Look around before a step; `somebody_left`: a request has ended since the last one."""
+    def begin_step(self, running: Sequence[Request], waiting: WaitingQueue, changed: bool) -> None:
+        """Look around before a step; `changed`: a request has ended since the last one, or there are new parameters."""
 
     def end_step(self, output: SchedulerOutput, running: Sequence[Request]) -> None:
         """Take note of what was decided."""
@@ -101,24 +102,19 @@ class Priority(Policy):
 
     The queue goes by (priority, arrival), smaller is more urgent, and the least urgent of all that run has to go, also
     if it got its tokens in this step already. Less urgent requests starve while more urgent ones keep coming, unless
-    `priority_aging` is above 0: then a request gains so much urgency with each step that it waits, and keeps it.
+    `priority_aging` is above 0: then a request gains so much urgency with each step that it waits, all its waits
+    together. That decides who comes in, not who has to go: if victims changed places like that, two requests could
+    throw each other out for ever.
     """
 
     def key(self, request: Request, queued_at_step: int, num_joined: int) -> Key:
         # All that wait gain alike, so what one has gained so far need not be known to compare two of them.
-        return (self._urgency(request, queued_at_step), request.arrival_index)
+        gained = self.config.priority_aging * (request.num_waited_steps - queued_at_step)
+        # Rounded, so that what is equal on paper stays equal: 30 steps of 0.1 are 3.
+        return (round(request.priority - gained, 9), request.arrival_index)
 
     def victim(self, running: Sequence[Request]) -> Request:
-        return max(running, key=lambda request: (self._urgency(request, 0), request.arrival_index))
-
-    def _urgency(self, request: Request, queued_at_step: int) -> float:
-        aging = self.config.priority_aging
-        # Rounded, so that what is equal on paper stays equal: 30 steps of 0.1 are 3.
-        return (
-            round(request.priority + aging * (queued_at_step - request.num_waited_steps), 9)
-            if aging
-            else request.priority
-        )
+        return max(running, key=lambda request: (request.priority, request.arrival_index))
 
 
 class PrefillFirst(Policy):
@@ -133,11 +129,17 @@ class PrefillFirst(Policy):
     def passes(self) -> Passes:
         return PREFILLS_FIRST
 
+    def closed(self, request: Request, preempted: bool) -> BlockReason | None:
+        # Whatever `admit_after_preemption` says: a prefill that gave way to itself would come in again, and again stop
+        # the decodes that could make room for it.
+        return "preemption" if preempted else None
+
 
 class Sarathi(Policy):
     """Sarathi-Serve's stall-free batching (Agrawal et al. 2024): decodes, then unfinished prefills, then admission.
 
-    All in one budget, so that no prefill ever holds up a decode. Nobody starves.
+    All in one budget, so that no prefill ever holds up a decode. Nobody starves. Admission goes on in a step that
+    preempted, whatever `admit_after_preemption` says.
     """
 
     def passes(self) -> Passes:
@@ -184,7 +186,7 @@ class Static(Orca):
     def passes(self) -> Passes:
         return PREFILLS_FIRST
 
-    def begin_step(self, running: Sequence[Request], waiting: WaitingQueue, somebody_left: bool) -> None:
+    def begin_step(self, running: Sequence[Request], waiting: WaitingQueue, changed: bool) -> None:
         if not running:
             self._batch = frozenset(islice(waiting, self.config.max_num_seqs))
 
@@ -223,7 +225,7 @@ class SGLang(Policy):
         super().__init__(config, pool)
         self.new_token_ratio: float = self._start
         self._full = False
-        """Somebody was refused, and nobody has left since."""
+        """Somebody was refused, and nobody has left and nothing has changed since."""
 
     def passes(self) -> Passes:
         return DECODES_FIRST if self.config.mixed_chunk else PREFILLS_FIRST
@@ -247,25 +249,25 @@ class SGLang(Policy):
             return super().refuse(request, hits, end, running)
         block_size = self.config.block_size
         free = (self.pool.num_free - self.pool.num_idle(hits)) * block_size
-        room = free - sum(self._expected(other) for other in running)
+        room = round(free - sum(self._expected(other) for other in running), 6)  # what fits on paper has to fit
         needed = request.num_tokens - len(hits) * block_size + self._remaining(request) + block_size
         if needed <= room:
             return None
         self._full = True
-        return Blocked(request.request_id, "room", needed=needed, available=int(room))
+        return Blocked(request.request_id, "room", needed=needed, available=floor(room))
 
-    def begin_step(self, running: Sequence[Request], waiting: WaitingQueue, somebody_left: bool) -> None:
-        if somebody_left or not running:
+    def begin_step(self, running: Sequence[Request], waiting: WaitingQueue, changed: bool) -> None:
+        if changed or not running:
             self._full = False
 
     def end_step(self, output: SchedulerOutput, running: Sequence[Request]) -> None:
         floor = MIN_NEW_TOKEN_RATIO_FACTOR * self._start
-        if output.preemptions:
+        if any(preemption.cause == "blocks" for preemption in output.preemptions):
             outputs = sum(request.num_output_tokens for request in running)
             most = sum(self._max_output_tokens(request) for request in running)
             self.new_token_ratio = min(1.0, (outputs + RETRACT_DECODE_STEPS * len(running)) / (most + 1))
             self._full = False
-        elif output.scheduled and all(item.decision.kind == "decode" for item in output.scheduled):
+        elif output.scheduled and all(d.kind == "decode" and not d.admitted for d in output.decisions):
             step = (self._start - floor) / self.config.new_token_ratio_decay_steps
             self.new_token_ratio = max(floor, self.new_token_ratio - step)
 
@@ -292,8 +294,8 @@ class SGLangLPM(SGLang):
 
     MAX_SORTED: ClassVar[int] = 128
 
-    def begin_step(self, running: Sequence[Request], waiting: WaitingQueue, somebody_left: bool) -> None:
-        super().begin_step(running, waiting, somebody_left)
+    def begin_step(self, running: Sequence[Request], waiting: WaitingQueue, changed: bool) -> None:
+        super().begin_step(running, waiting, changed)
         if len(waiting) <= self.MAX_SORTED:
             waiting.sort(lambda request, _, num_joined: (-len(self.pool.find_prefix(request)), num_joined))
 

@@ -11,7 +11,7 @@ long as seats, budget and blocks last. What differs from system to system is ans
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -64,6 +64,11 @@ class SchedulerOutput:
     """Requests that end with an error, because the pool is too small for them alone."""
     resize: Resize | None
 
+    @property
+    def decisions(self) -> Iterator[Scheduled]:
+        """What each of the scheduled requests got."""
+        return (item.decision for item in self.scheduled)
+
 
 @dataclass(slots=True)
 class _Step:
@@ -93,6 +98,8 @@ class Scheduler:
         self._num_steps = 0
         self._num_requests = 0
         self._finished_request_ids: list[str] = []
+        self._reconfigured = False
+        self._resized = False
 
     def add_request(self, request: Request) -> None:
         """Put a new request into the waiting queue."""
@@ -122,6 +129,8 @@ class Scheduler:
         `block_size` cannot change: block tables are made of it.
         """
         old, self.config = self.config, config
+        self._reconfigured = True
+        self._resized = self._resized or config.num_blocks != old.num_blocks
         self.policy.config = config
         if config.enable_prefix_caching != old.enable_prefix_caching:
             self.pool.set_caching(config.enable_prefix_caching)
@@ -137,7 +146,8 @@ class Scheduler:
         self._finished_request_ids.clear()
         step = _Step(self.config.max_num_batched_tokens, self._cap_per_request())
         resize = self._shrink_to_limits(step)
-        policy.begin_step(self.running, self.waiting, bool(finished))
+        policy.begin_step(self.running, self.waiting, self._reconfigured or bool(finished))
+        self._reconfigured = False
         passes: tuple[Pass, ...] = ()
         for passes in policy.passes():
             for which in passes:
@@ -228,8 +238,9 @@ class Scheduler:
         config, pool = self.config, self.pool
         while len(self.running) > config.max_num_seqs:
             self._preempt(step, self.policy.victim(self.running), cause="seats")
-        if pool.num_blocks == config.num_blocks:
+        if not self._resized:
             return None
+        self._resized = False
         while pool.num_held > config.num_usable_blocks:
             self._preempt(step, self.policy.victim(self.running), cause="pool")
         return Resize(config.num_blocks, pool.resize(config.num_blocks))

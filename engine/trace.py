@@ -58,7 +58,7 @@ class Scheduled(_Part, frozen=True):
     chunk: int = 0
     """Piece number, from 1, of a prefill that took or takes several steps; 0 if it went through whole."""
     cut_by: CutBy = ""
-    """What kept it from getting all that it was missing."""
+    """What kept it from getting all that it was missing, when its turn came."""
 
     @property
     def end(self) -> int:
@@ -98,7 +98,7 @@ class Blocked(_Part, frozen=True):
     needed: int = 0
     """Blocks (reasons "blocks" and "reserved") or tokens (reasons "chunking" and "room") that it needs."""
     available: int = 0
-    """Blocks or tokens that there are."""
+    """Blocks or tokens that there are; below 0 where more is expected of the running ones than there is."""
     kept: int = 0
     """Of the free blocks, how many must stay free: for the watermark, or reserved for those that run."""
 

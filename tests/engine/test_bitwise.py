@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from transformers import (
 from engine.config import EngineConfig
 from engine.core import LLMEngine
 from engine.model import LoadedModel, load_model
+from engine.policy import POLICIES
 from engine.request import SamplingParams
 from engine.runner import ModelRunner
 from engine.sampler import Sampler
@@ -56,9 +58,14 @@ class Served:
     """What a schedule did, and the logits of each request, by its place in the list of prompts."""
 
     logits: dict[str, list[Tensor]]
-    preemptions: int = 0
+    preemptions: Counter[str] = field(default_factory=Counter)
+    """By their causes."""
     hits: int = 0
     chunks: int = 0
+    moves: int = 0
+    changes: int = 0
+    policies: set[str] = field(default_factory=set)
+    """Under which anything was computed."""
 
 
 def serve(
@@ -67,8 +74,12 @@ def serve(
     prompts: Sequence[Sequence[int]],
     params: Sequence[SamplingParams],
     arrivals: Sequence[tuple[int, int]],
+    changes: Mapping[int, EngineConfig] | None = None,
 ) -> Served:
-    """Add prompt number i at step s for each (s, i) of `arrivals`; run to the end."""
+    """Add prompt number i at step s for each (s, i) of `arrivals`; run to the end.
+
+    Its priority is i as well. `changes`: at which step the engine gets which other configuration.
+    """
     sampler = RecordingSampler()
     engine = LLMEngine(config, ModelRunner(model, config, sampler))
     served = Served(sampler.logits)
@@ -77,12 +88,18 @@ def serve(
     while todo or engine.has_unfinished_requests:
         while todo and todo[0][0] <= step:
             index = todo.pop(0)[1]
-            engine.add_request(prompts[index], params[index], request_id=str(index))
+            engine.add_request(prompts[index], params[index], request_id=str(index), priority=index)
+        if changes and step in changes:
+            engine.reconfigure(**asdict(changes[step]))
+            served.changes += 1
         trace = engine.step()
         engine.scheduler.pool.check()
-        served.preemptions += len(trace.preemptions)
+        served.preemptions.update(preemption.cause for preemption in trace.preemptions)
         served.hits += sum(item.num_cached_tokens for item in trace.scheduled)
         served.chunks += sum(item.chunk > 1 for item in trace.scheduled)
+        served.moves += sum(op.op == "move" for op in trace.blocks)
+        if trace.scheduled:
+            served.policies.add(trace.config.policy)
         step += 1
         assert step < 5000
     return served
@@ -107,20 +124,40 @@ def random_prompts(rng: random.Random, vocab_size: int, lengths: Sequence[int]) 
     return prompts
 
 
-def random_config(rng: random.Random, max_model_len: int) -> EngineConfig:
+def random_config(rng: random.Random, block_size: int, max_model_len: int) -> EngineConfig:
     """Budgets from a few tokens to all, and pools that often hold little more than one request."""
-    block_size = rng.choice([4, 8, 16, 32])
     least = -(-max_model_len // block_size) + 1
+    policy = rng.choice(list(POLICIES))
+    chunked = rng.random() < 0.8
+    whole = POLICIES[policy].whole_prompts or not chunked
     return EngineConfig(
-        max_num_batched_tokens=rng.choice([5, 16, 33, 100, 300, 1000]),
+        max_num_batched_tokens=rng.choice([300, 1000] if whole else [5, 16, 33, 100, 300, 1000]),
         max_num_seqs=rng.choice([2, 3, 6]),
         num_blocks=least + rng.choice([0, 0, 1, least // 4]),
         block_size=block_size,
         max_model_len=max_model_len,
-        enable_prefix_caching=rng.random() < 0.5,
+        enable_chunked_prefill=chunked,
+        enable_prefix_caching=rng.random() < 0.7,
         reserve_full_sequence=rng.random() < 0.5,
         long_prefill_token_threshold=rng.choice([0, 0, 7, 64]),
+        watermark=rng.choice([0.0, 0.0, 0.0, 0.2]),
+        policy=policy,
+        priority_aging=rng.choice([0.0, 0.5]),
+        schedule_conservativeness=rng.choice([0.3, 1.0]),
+        mixed_chunk=rng.random() < 0.5,
     )
+
+
+def random_changes(rng: random.Random, config: EngineConfig) -> dict[int, EngineConfig]:
+    """Every few steps another configuration; every other one has twice the memory, which then goes again."""
+    changes: dict[int, EngineConfig] = {}
+    step = 0
+    while step < 200:
+        step += rng.choice([1, 2, 5, 10])
+        changes[step] = random_config(rng, config.block_size, config.max_model_len)
+        if len(changes) % 2:
+            changes[step] = replace(changes[step], num_blocks=2 * config.num_blocks)
+    return changes
 
 
 def random_model(shape: str) -> PreTrainedModel:
@@ -155,19 +192,25 @@ def test_logits_do_not_depend_on_the_schedule(shape: str) -> None:
     model = random_model(shape)
     rng = random.Random(shape)
     prompts = random_prompts(rng, VOCAB_SIZE, [1, 3, 17, 40, 60, 80, 129, 150])
-    params = [SamplingParams(max_tokens=rng.choice([4, 24, 40])) for _ in prompts]
+    params = [SamplingParams(max_tokens=(4, 24, 40)[index % 3]) for index in range(len(prompts))]
     alone = serve_alone(model, prompts, params)
     total = Served({})
     for _ in range(NUM_SCHEDULES):
-        config = random_config(rng, MAX_MODEL_LEN)
+        config = random_config(rng, rng.choice([4, 8, 16, 32]), MAX_MODEL_LEN)
+        changes = random_changes(rng, config) if rng.random() < 0.5 else {}
         chosen = rng.sample(range(len(prompts)), 5)
-        served = serve(model, config, prompts, params, [(rng.choice([0, 0, 1, 3, 10]), i) for i in chosen])
+        served = serve(model, config, prompts, params, [(rng.choice([0, 0, 1, 3, 10]), i) for i in chosen], changes)
         assert_same({str(i): alone[str(i)] for i in chosen}, served, config)
         total.preemptions += served.preemptions
         total.hits += served.hits
         total.chunks += served.chunks
+        total.moves += served.moves
+        total.changes += served.changes
+        total.policies |= served.policies
     # Without these the test would say nothing about them.
-    assert total.preemptions > 20 and total.hits > 200 and total.chunks > 100
+    assert min(total.preemptions[cause] for cause in ("blocks", "seats", "pool")) > 10
+    assert total.hits > 200 and total.chunks > 100
+    assert total.changes > 100 and total.moves > 100 and total.policies == set(POLICIES)
 
 
 @pytest.fixture(scope="module")
@@ -180,7 +223,7 @@ def test_smollm2_logits_do_not_depend_on_the_schedule(smollm2: LoadedModel) -> N
     prompts = random_prompts(rng, smollm2.vocab_size, [2, 19, 64, 150])
     params = [SamplingParams(max_tokens=6, ignore_eos=True) for _ in prompts]
     alone = serve_alone(smollm2.model, prompts, params)
-    preemptions = 0
+    preemptions = Counter[str]()
     for budget in (13, 64, 200):
         config = EngineConfig(
             max_num_batched_tokens=budget,

@@ -22,6 +22,7 @@ from transformers import PreTrainedTokenizerFast
 from engine.config import ConfigError, EngineConfig
 from engine.core import LLMEngine
 from engine.detokenizer import Detokenizer
+from engine.policy import POLICIES
 from engine.request import RequestError, RequestStatus, SamplingParams
 from engine.tokenizer import Tokenizer
 from engine.trace import Blocked
@@ -41,6 +42,19 @@ from tests.engine.support import (
 REPLACEMENT = "\ufffd"
 
 
+every_policy = pytest.mark.parametrize("policy", POLICIES)
+admits_what_fits_now = pytest.mark.parametrize("policy", ["fcfs", "priority", "prefill_first", "sarathi"])
+"""Policies that admit whatever fits now, and preempt later on if they have to."""
+looks_ahead = pytest.mark.parametrize("policy", ["orca", "static", "sglang", "sglang_lpm"])
+
+
+def under(policy: str, blocks: int, bs: int, budget: int, seqs: int, length: int, **others: Any) -> EngineConfig:
+    """`config` with a policy; one that computes prompts whole has a budget for the longest."""
+    if POLICIES[policy].whole_prompts:
+        budget = max(budget, length)
+    return config(blocks, bs, budget, seqs, length, policy=policy, **others)
+
+
 def tiny_alone(prompt: list[int], max_tokens: int) -> list[int]:
     """The tokens that a prompt gets from the tiny model in a big engine with nothing else."""
     bench = tiny_bench(config(64, 16, 512, 4, 512))
@@ -57,8 +71,9 @@ def scripted(engine_config: EngineConfig, outputs: dict[str, list[int]], tokeniz
 # 1. Never fits, blocks the queue (vllm #35541, #39734; nano-vllm #274)
 
 
-def test_case_01_what_never_fits_is_refused_with_the_numbers() -> None:
-    bench = Bench(config(8, 16, 64, 4, 128))
+@every_policy
+def test_case_01_what_never_fits_is_refused_with_the_numbers(policy: str) -> None:
+    bench = Bench(under(policy, 8, 16, 64, 4, 128))
     with pytest.raises(RequestError, match=r"200 tokens .* 128"):
         bench.add(prompt(200), "A", max_tokens=4)
     bench.add(prompt(5), "B", max_tokens=4)
@@ -66,14 +81,16 @@ def test_case_01_what_never_fits_is_refused_with_the_numbers() -> None:
     assert [arrival.request_id for trace in bench.traces for arrival in trace.arrivals] == ["B"]
 
 
-def test_case_01_a_pool_that_cannot_hold_one_request_is_refused() -> None:
-    config(8, 16, 64, 4, 128).validate()
+@every_policy
+def test_case_01_a_pool_that_cannot_hold_one_request_is_refused(policy: str) -> None:
+    under(policy, 8, 16, 64, 4, 128).validate()
     with pytest.raises(ConfigError, match=r"128 tokens .* 129"):
-        config(8, 16, 64, 4, 129).validate()
+        under(policy, 8, 16, 64, 4, 129).validate()
 
 
-def test_case_01_the_longest_request_fits_exactly() -> None:
-    bench = Bench(config(8, 16, 64, 4, 128))
+@every_policy
+def test_case_01_the_longest_request_fits_exactly(policy: str) -> None:
+    bench = Bench(under(policy, 8, 16, 64, 4, 128))
     bench.add(prompt(127), "A", max_tokens=4)
     bench.run_to_end()
     assert len(bench.tokens("A")) == 1
@@ -82,14 +99,16 @@ def test_case_01_the_longest_request_fits_exactly() -> None:
 # 2. Chunking off and a prompt over the budget (vllm #55130, #8378)
 
 
-def test_case_02_chunking_off_needs_a_budget_for_the_longest_sequence() -> None:
+@every_policy
+def test_case_02_chunking_off_needs_a_budget_for_the_longest_sequence(policy: str) -> None:
     with pytest.raises(ConfigError, match=r"\(32\) .*\(64\)"):
-        LLMEngine(config(64, 16, 32, 4, 64, enable_chunked_prefill=False), ScriptedRunner(16))
+        LLMEngine(config(64, 16, 32, 4, 64, policy=policy, enable_chunked_prefill=False), ScriptedRunner(16))
 
 
 @pytest.mark.parametrize("prefix_caching", [False, True])
-def test_case_02_chunking_off_runs_whatever_it_accepts(prefix_caching: bool) -> None:
-    engine = config(6, 16, 64, 4, 64, enable_chunked_prefill=False, enable_prefix_caching=prefix_caching)
+@every_policy
+def test_case_02_chunking_off_runs_whatever_it_accepts(policy: str, prefix_caching: bool) -> None:
+    engine = under(policy, 6, 16, 64, 4, 64, enable_chunked_prefill=False, enable_prefix_caching=prefix_caching)
     bench = Bench(engine)
     with pytest.raises(RequestError, match="64"):
         bench.add(prompt(64), "too long")
@@ -103,8 +122,9 @@ def test_case_02_chunking_off_runs_whatever_it_accepts(prefix_caching: bool) -> 
 
 
 @pytest.mark.parametrize(("length", "cached"), [(32, 16), (1, 0), (16, 0), (17, 16), (33, 32), (31, 16)])
-def test_case_03_a_full_hit_still_computes_the_last_token(length: int, cached: int) -> None:
-    bench = tiny_bench(config(16, 16, 64, 4, 64))
+@every_policy
+def test_case_03_a_full_hit_still_computes_the_last_token(policy: str, length: int, cached: int) -> None:
+    bench = tiny_bench(under(policy, 16, 16, 64, 4, 64))
     for request_id in ("first", "second"):
         bench.add(prompt(length), request_id, max_tokens=4)
         bench.run_to_end()
@@ -116,8 +136,9 @@ def test_case_03_a_full_hit_still_computes_the_last_token(length: int, cached: i
 # 4. Stale length after preemption and a hit (nano-vllm #211, #233)
 
 
-def test_case_04_a_preempted_request_resumes_on_its_own_blocks() -> None:
-    bench = tiny_bench(config(10, 4, 64, 4, 40))
+@admits_what_fits_now
+def test_case_04_a_preempted_request_resumes_on_its_own_blocks(policy: str) -> None:
+    bench = tiny_bench(under(policy, 10, 4, 64, 4, 40))
     for seed, request_id in enumerate("AB"):
         bench.add(prompt(12, seed), request_id, max_tokens=16)
     bench.run_to_end()
@@ -129,12 +150,25 @@ def test_case_04_a_preempted_request_resumes_on_its_own_blocks() -> None:
         assert bench.tokens(request_id) == tiny_alone(prompt(12, seed), 16)
 
 
+@looks_ahead
+def test_case_04_a_policy_that_looks_ahead_lets_the_second_one_wait(policy: str) -> None:
+    bench = tiny_bench(under(policy, 10, 4, 64, 4, 40))
+    for seed, request_id in enumerate("AB"):
+        bench.add(prompt(12, seed), request_id, max_tokens=16)
+    bench.run_to_end()
+    assert bench.preemptions() == []
+    assert bench.cached_tokens("B") == [0]
+    for seed, request_id in enumerate("AB"):
+        assert bench.tokens(request_id) == tiny_alone(prompt(12, seed), 16)
+
+
 # 5. Same prompt twice in one step (nano-vllm #208; vllm #29387, #37152)
 
 
 @pytest.mark.parametrize("prefix_caching", [True, False])
-def test_case_05_twins_in_one_step(prefix_caching: bool) -> None:
-    bench = tiny_bench(config(16, 16, 128, 4, 64, enable_prefix_caching=prefix_caching))
+@every_policy
+def test_case_05_twins_in_one_step(policy: str, prefix_caching: bool) -> None:
+    bench = tiny_bench(under(policy, 16, 16, 128, 4, 64, enable_prefix_caching=prefix_caching))
     for request_id in ("one", "two"):
         bench.add(prompt(40), request_id, max_tokens=6)
     first = bench.step()
@@ -148,8 +182,9 @@ def test_case_05_twins_in_one_step(prefix_caching: bool) -> None:
         assert bench.tokens(request_id) == expected
 
 
-def test_case_05_a_twin_hits_blocks_of_its_own_step_even_if_the_other_is_aborted_after_it() -> None:
-    bench = tiny_bench(config(16, 16, 128, 4, 64))
+@every_policy
+def test_case_05_a_twin_hits_blocks_of_its_own_step_even_if_the_other_is_aborted_after_it(policy: str) -> None:
+    bench = tiny_bench(under(policy, 16, 16, 128, 4, 64))
     for request_id in ("one", "two"):
         bench.add(prompt(40), request_id, max_tokens=6)
     bench.step()
@@ -162,8 +197,9 @@ def test_case_05_a_twin_hits_blocks_of_its_own_step_even_if_the_other_is_aborted
 # 6. Admit-preempt thrash (vllm #25538, #21809)
 
 
-def test_case_06_admit_preempt_thrash() -> None:
-    bench = Bench(config(8, 4, 8, 2, 32, enable_prefix_caching=False))
+@every_policy
+def test_case_06_admit_preempt_thrash(policy: str) -> None:
+    bench = Bench(under(policy, 8, 4, 8, 2, 32, enable_prefix_caching=False))
     bench.add(prompt(16), "A", max_tokens=16)
     bench.steps(3)
     bench.add(prompt(20, 1), "B", max_tokens=4)
@@ -176,9 +212,10 @@ def test_case_06_admit_preempt_thrash() -> None:
 # 7. A preempted request loses its place (vllm #41951)
 
 
-def test_case_07_a_preempted_request_keeps_its_place() -> None:
+@admits_what_fits_now
+def test_case_07_a_preempted_request_keeps_its_place(policy: str) -> None:
     clock = FakeClock()
-    engine = config(6, 4, 32, 2, 24, enable_prefix_caching=False)
+    engine = under(policy, 6, 4, 32, 2, 24, enable_prefix_caching=False)
     bench = Bench(engine, clock=clock)
     for seed, request_id in enumerate("ABC"):
         clock.now = float(seed)
@@ -212,8 +249,9 @@ def test_case_07_two_victims_of_one_step_keep_their_order() -> None:
 # 10. Ids and order (vllm #15041)
 
 
-def test_case_10_an_id_is_unique_while_it_is_alive() -> None:
-    bench = Bench(config(16, 4, 64, 4, 32))
+@every_policy
+def test_case_10_an_id_is_unique_while_it_is_alive(policy: str) -> None:
+    bench = Bench(under(policy, 16, 4, 64, 4, 32))
     bench.add(prompt(8), "a", max_tokens=4)
     bench.step()
     with pytest.raises(RequestError, match="'a' is still alive"):
@@ -226,8 +264,9 @@ def test_case_10_an_id_is_unique_while_it_is_alive() -> None:
     assert bench.tokens("a") == alone * 2
 
 
-def test_case_10_an_id_can_be_used_again_right_after_an_abort() -> None:
-    bench = scripted(config(16, 4, 64, 4, 32), {"a": [65, 66, 67, 68]}, byte_tokenizer())
+@every_policy
+def test_case_10_an_id_can_be_used_again_right_after_an_abort(policy: str) -> None:
+    bench = scripted(under(policy, 16, 4, 64, 4, 32), {"a": [65, 66, 67, 68]}, byte_tokenizer())
     bench.add(prompt(8), "a", max_tokens=4)
     bench.steps(2)
     bench.engine.abort("a")
@@ -244,12 +283,13 @@ def test_case_10_given_ids_do_not_collide_with_those_that_are_made() -> None:
     bench.run_to_end()
 
 
-def test_case_10_generate_returns_in_prompt_order_every_time() -> None:
+@every_policy
+def test_case_10_generate_returns_in_prompt_order_every_time(policy: str) -> None:
     """The first prompt of each call takes longest, so they end in the opposite order."""
     end = 9
     outputs = {str(i): [20 + i] * (6 - 2 * (i % 3)) + [end] for i in range(6)}
     engine = LLMEngine(
-        config(16, 4, 64, 4, 32),
+        under(policy, 16, 4, 64, 4, 32),
         ScriptedRunner(4, tokens_of(outputs)),
         byte_tokenizer(eos_token_ids=[end]),
         clock=FakeClock(),
@@ -268,8 +308,11 @@ def test_case_10_generate_returns_in_prompt_order_every_time() -> None:
 
 @pytest.mark.parametrize("chat", [False, True])
 @pytest.mark.parametrize("empty", [[], ""])
-def test_case_11_an_empty_prompt_is_an_error_for_that_call_only(empty: list[int] | str, chat: bool) -> None:
-    bench = scripted(config(16, 4, 64, 4, 32), {"a": [65, 66, 67, 68]}, byte_tokenizer())
+@every_policy
+def test_case_11_an_empty_prompt_is_an_error_for_that_call_only(
+    policy: str, empty: list[int] | str, chat: bool
+) -> None:
+    bench = scripted(under(policy, 16, 4, 64, 4, 32), {"a": [65, 66, 67, 68]}, byte_tokenizer())
     bench.add(prompt(8), "a", max_tokens=4)
     bench.step()
     with pytest.raises(RequestError, match="empty"):
@@ -279,8 +322,9 @@ def test_case_11_an_empty_prompt_is_an_error_for_that_call_only(empty: list[int]
     assert {arrival.request_id for trace in bench.traces for arrival in trace.arrivals} == {"a"}
 
 
-def test_case_11_generate_with_an_empty_prompt_leaves_nothing_behind() -> None:
-    engine = LLMEngine(config(16, 4, 64, 4, 32), ScriptedRunner(4))
+@every_policy
+def test_case_11_generate_with_an_empty_prompt_leaves_nothing_behind(policy: str) -> None:
+    engine = LLMEngine(under(policy, 16, 4, 64, 4, 32), ScriptedRunner(4))
     with pytest.raises(RequestError, match="empty"):
         engine.generate([prompt(8), []])
     assert not engine.has_unfinished_requests
@@ -305,8 +349,9 @@ def test_case_12_no_tokens_is_refused(max_tokens: int) -> None:
 
 
 @pytest.mark.parametrize("length", [1, 15, 16, 40])
-def test_case_12_one_token_comes_with_the_last_chunk(length: int) -> None:
-    bench = Bench(config(16, 4, 16, 4, 64))
+@every_policy
+def test_case_12_one_token_comes_with_the_last_chunk(policy: str, length: int) -> None:
+    bench = Bench(under(policy, 16, 4, 16, 4, 64))
     bench.add(prompt(4, 1), "decoding", max_tokens=12)
     bench.step()
     bench.add(prompt(length), "one", max_tokens=1)
@@ -324,15 +369,17 @@ def test_case_12_one_token_comes_with_the_last_chunk(length: int) -> None:
 # 13. Length limit off by one (vllm #16445, #23683)
 
 
-def test_case_13_a_prompt_as_long_as_the_limit_is_refused() -> None:
-    bench = Bench(config(4, 8, 64, 4, 32))
+@every_policy
+def test_case_13_a_prompt_as_long_as_the_limit_is_refused(policy: str) -> None:
+    bench = Bench(under(policy, 4, 8, 64, 4, 32))
     with pytest.raises(RequestError, match="at most 31"):
         bench.add(prompt(32), max_tokens=10)
 
 
 @pytest.mark.parametrize(("length", "num_tokens"), [(31, 1), (30, 2), (23, 9), (22, 10), (21, 10)])
-def test_case_13_output_ends_at_the_limit(length: int, num_tokens: int) -> None:
-    bench = Bench(config(4, 8, 64, 4, 32))
+@every_policy
+def test_case_13_output_ends_at_the_limit(policy: str, length: int, num_tokens: int) -> None:
+    bench = Bench(under(policy, 4, 8, 64, 4, 32))
     bench.add(prompt(length), "a", max_tokens=10)
     bench.run_to_end()
     assert len(bench.tokens("a")) == num_tokens
@@ -398,8 +445,11 @@ def test_case_14_an_empty_stop_string_is_refused(stop: tuple[str, ...]) -> None:
         SamplingParams(stop=stop)
 
 
-def test_case_14_a_match_straddles_a_preemption() -> None:
-    bench = scripted(config(6, 4, 16, 2, 24), {"A": [ord("a")] * 12, "B": list(b"a two three")}, byte_tokenizer())
+@admits_what_fits_now
+def test_case_14_a_match_straddles_a_preemption(policy: str) -> None:
+    bench = scripted(
+        under(policy, 6, 4, 16, 2, 24), {"A": [ord("a")] * 12, "B": list(b"a two three")}, byte_tokenizer()
+    )
     bench.add("the first", "A", max_tokens=12)
     bench.add("the other", "B", max_tokens=11, stop=("two three",))
     trace = bench.run_to_preemption()
@@ -639,8 +689,9 @@ def test_case_16_the_token_that_ends_it_gives_no_text() -> None:
     ("output", "reason", "text"),
     [("abcd\0", "stop", "abcd"), ("abcxy", "stop", "abc"), ("abcde", "length", "abcde"), ("abcdx", "length", "abcdx")],
 )
-def test_case_17_the_reason_on_the_boundary(output: str, reason: str, text: str) -> None:
-    bench = scripted(config(8, 4, 16, 2, 32), {"a": list(output.encode())}, byte_tokenizer(eos_token_ids=[0]))
+@every_policy
+def test_case_17_the_reason_on_the_boundary(policy: str, output: str, reason: str, text: str) -> None:
+    bench = scripted(under(policy, 8, 4, 16, 2, 32), {"a": list(output.encode())}, byte_tokenizer(eos_token_ids=[0]))
     bench.add([1, 2], "a", max_tokens=5, stop=("xy",))
     bench.run_to_end()
     finished = bench.finished("a")
@@ -649,8 +700,9 @@ def test_case_17_the_reason_on_the_boundary(output: str, reason: str, text: str)
 
 
 @pytest.mark.parametrize(("last", "reason"), [(0, "stop"), (5, "length")])
-def test_case_17_the_reason_at_the_models_limit(last: int, reason: str) -> None:
-    bench = scripted(config(8, 4, 16, 2, 10), {"a": [1, last]}, byte_tokenizer(eos_token_ids=[0]))
+@every_policy
+def test_case_17_the_reason_at_the_models_limit(policy: str, last: int, reason: str) -> None:
+    bench = scripted(under(policy, 8, 4, 16, 2, 10), {"a": [1, last]}, byte_tokenizer(eos_token_ids=[0]))
     bench.add(prompt(8), "a", max_tokens=5)
     bench.run_to_end()
     assert bench.finished("a").reason == reason
@@ -681,9 +733,10 @@ def test_case_18_timings() -> None:
     bench.run_to_end()
 
 
-def test_case_18_aborted_in_the_queue() -> None:
+@every_policy
+def test_case_18_aborted_in_the_queue(policy: str) -> None:
     clock = FakeClock()
-    bench = Bench(config(8, 4, 16, 1, 32), clock=clock)
+    bench = Bench(under(policy, 8, 4, 16, 1, 32), clock=clock)
     bench.add(prompt(8), "A", max_tokens=3)
     bench.add(prompt(8, 1), "R", max_tokens=2)
     bench.step()
@@ -711,12 +764,27 @@ def test_case_18_times_count_from_the_engines_start() -> None:
 # 19. Budget exact (TensorRT-LLM #13318; sglang #2255)
 
 
-def test_case_19_the_budget_is_used_to_the_last_token() -> None:
-    bench = Bench(config(64, 4, 16, 3, 64))
+def serve_19(policy: str, seqs: int, **others: Any) -> Bench:
+    """A decodes, B has a prompt of 40 and C one of 30."""
+    bench = Bench(config(64, 4, 16, seqs, 64, policy=policy, **others))
     bench.add(prompt(4), "A", max_tokens=30)
     bench.step()
     bench.add(prompt(40, 1), "B", max_tokens=10)
     bench.add(prompt(30, 2), "C", max_tokens=10)
+    return bench
+
+
+decodes_beside_prefills = pytest.mark.parametrize(
+    ("policy", "others"),
+    [("fcfs", {}), ("priority", {}), ("sarathi", {}), ("sglang", {"mixed_chunk": True})],
+    ids=["fcfs", "priority", "sarathi", "sglang mixed"],
+)
+prefills_alone = pytest.mark.parametrize("policy", ["prefill_first", "sglang", "sglang_lpm"])
+
+
+@decodes_beside_prefills
+def test_case_19_the_budget_is_used_to_the_last_token(policy: str, others: dict[str, Any]) -> None:
+    bench = serve_19(policy, 3, **others)
     steps = [[(d.request_id, d.num_tokens) for d in trace.scheduled] for trace in bench.steps(5)]
     assert steps == [
         [("A", 1), ("B", 15)],
@@ -729,16 +797,38 @@ def test_case_19_the_budget_is_used_to_the_last_token() -> None:
     bench.run_to_end()
 
 
-def test_case_19_half_prefilled_requests_take_a_seat() -> None:
-    bench = Bench(config(64, 4, 16, 2, 64))
-    bench.add(prompt(4), "A", max_tokens=30)
-    bench.step()
-    bench.add(prompt(40, 1), "B", max_tokens=2)
-    bench.add(prompt(30, 2), "C", max_tokens=2)
+@prefills_alone
+def test_case_19_prefills_alone_use_the_budget_to_the_last_token(policy: str) -> None:
+    bench = serve_19(policy, 3)
+    steps = [[(d.request_id, d.num_tokens) for d in trace.scheduled] for trace in bench.steps(6)]
+    assert steps == [
+        [("B", 16)],
+        [("B", 16)],
+        [("B", 8), ("C", 8)],
+        [("C", 16)],
+        [("C", 6)],
+        [("A", 1), ("B", 1), ("C", 1)],
+    ]
+    bench.run_to_end()
+
+
+@decodes_beside_prefills
+def test_case_19_half_prefilled_requests_take_a_seat(policy: str, others: dict[str, Any]) -> None:
+    bench = serve_19(policy, 2, **others)
     for trace in bench.steps(2):
         assert trace.running == ("A", "B")
         assert trace.blocked == Blocked("C", "seats")
     assert bench.requests["B"].num_computed_tokens == 30
+    bench.run_to_end()
+
+
+@prefills_alone
+def test_case_19_requests_half_prefilled_alone_take_a_seat_too(policy: str) -> None:
+    bench = serve_19(policy, 2)
+    for trace in bench.steps(3):
+        assert trace.running == ("A", "B")
+        assert trace.blocked == Blocked("C", "seats")
+    assert bench.requests["B"].num_computed_tokens == 40
     bench.run_to_end()
 
 
