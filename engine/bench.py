@@ -52,7 +52,8 @@ def scheduler_costs(config: EngineConfig) -> Iterator[SchedulerCost]:
             max_num_batched_tokens=num_running * PROMPT_LENGTH,
             max_num_seqs=num_running,
             max_model_len=PROMPT_LENGTH + 2 * NUM_STEPS,
-            num_blocks=num_running * -(-(PROMPT_LENGTH + 2 * NUM_STEPS) // config.block_size) + 1,
+            # One block more for each than it can fill: policy sglang wants it so.
+            num_blocks=num_running * (-(-(PROMPT_LENGTH + 2 * NUM_STEPS) // config.block_size) + 1) + 1,
             watermark=0.0,
         )
         for num_waiting in (0, NUM_WAITING):
@@ -66,9 +67,12 @@ def _measure(config: EngineConfig, num_waiting: int) -> SchedulerCost:
         prompt = [(index + position) % 1000 for position in range(PROMPT_LENGTH)]
         engine.add_request(prompt, params, request_id=str(index))
         scheduler.add_request(Request(str(index), prompt, params))
-    while len(scheduler.running) < config.max_num_seqs:
+    for _ in range(config.max_num_seqs):
+        if len(scheduler.running) == config.max_num_seqs:
+            break
         engine.step()
         _decide(scheduler)
+    assert len(scheduler.running) == config.max_num_seqs, f"policy {config.policy} does not fill all seats"
     steps, decisions = [], []
     for _ in range(NUM_STEPS):
         begin = time.perf_counter()

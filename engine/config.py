@@ -39,13 +39,11 @@ class EngineConfig:
         "who is served first, who waits and who has to go: fcfs or priority (vLLM), sglang or sglang_lpm, "
         "static, orca, prefill_first (vLLM 0), sarathi",
     )
-    priority_aging: float = _param(0.0, "policy priority: urgency that a request gains with each step that it waits")
+    priority_aging: float = _param(0.0, "policy priority: urgency that a request gains with each step since it arrived")
     admit_after_preemption: bool = _param(
         False, "admit even in a step that preempted, to see the thrash (sarathi does so anyway)"
     )
-    schedule_conservativeness: float = _param(
-        1.0, "policy sglang: how far to trust that outputs end early; more is less"
-    )
+    schedule_conservativeness: float = _param(1.0, "policy sglang: above 1 it admits more cautiously, below 1 less")
     new_token_ratio_decay_steps: int = _param(60, "policy sglang: decode steps until its ratio has fallen to the floor")
     mixed_chunk: bool = _param(False, "policy sglang: let decodes join a prefill batch")
 
@@ -61,7 +59,7 @@ class EngineConfig:
 
     def validate(self) -> None:
         """Raise ConfigError for settings under which some admissible request could never finish."""
-        from engine.policy import policy_class  # policies are told by configurations, so not at the top
+        from engine.policy import policy_class  # which imports this module
 
         policy = policy_class(self.policy)
         for name in ("max_num_batched_tokens", "max_num_seqs", "block_size", "new_token_ratio_decay_steps"):

@@ -103,6 +103,8 @@ class LLMEngine:
             token_ids = token_ids[-truncate_prompt_tokens:]
         if request_id is None:
             request_id = self._next_request_id()
+        if not isinstance(priority, int):
+            raise RequestError(f"priority is {priority!r}; it must be a whole number.")
         self._refuse_if_hopeless(request_id, token_ids)
         request = Request(
             request_id,
@@ -149,8 +151,8 @@ class LLMEngine:
         config = replace(self.config, **changes)
         config.validate()
         self._runner.reserve(config.num_blocks)
-        self.config = config
         self.scheduler.reconfigure(config)
+        self.config = config
         self._reconfigured = True
 
     @property

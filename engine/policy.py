@@ -1,7 +1,7 @@
 """The scheduling policies: all that makes one system's scheduler differ from another's.
 
 The scheduler knows how to compute tokens within a budget, hand out blocks and throw somebody out. A policy answers
-the questions on which systems differ, and is nothing but these answers:
+the questions on which systems differ, which are these:
 
     in which order do running and waiting requests get their tokens?   passes
     may a prompt be computed in pieces?                                 whole_prompts, caps_long_prefills
@@ -10,12 +10,15 @@ the questions on which systems differ, and is nothing but these answers:
     is there memory for this request?                                   refuse
     who has to go when a block is missing?                              victim
 
+One that has to remember something looks around before a step and after it (`begin_step`, `end_step`).
+
 `Policy` itself is vLLM's first come, first served; the others say what they do otherwise. A new one is a class here
 and a line in POLICIES.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import islice
 from math import floor
@@ -34,6 +37,7 @@ Pass = Literal["running", "decodes", "prefills", "waiting"]
 """A walk over all running requests, over those that decode, over those with a prefill to finish, or an admission."""
 
 Passes = tuple[tuple[Pass, ...], ...]
+"""Alternatives, each a sequence of passes: the step is the first one that finds anything to compute."""
 DECODES_AND_PREFILLS_TOGETHER: Passes = (("running", "waiting"),)
 DECODES_FIRST: Passes = (("decodes", "prefills", "waiting"),)
 PREFILLS_FIRST: Passes = (("prefills", "waiting"), ("decodes",))
@@ -44,6 +48,9 @@ class Policy:
 
     Running requests come first, in the order of their admission; the tail of the running list has to go when a block
     is missing. A request is admitted if all that it has now fits, whatever it may become. Nobody starves.
+
+    `config` is replaced when parameters change. A request that comes to an idle engine meets a new policy object: what
+    one remembers of busy times says nothing after an idle one.
     """
 
     whole_prompts: ClassVar[bool] = False
@@ -60,11 +67,14 @@ class Policy:
         self.pool = pool
 
     def passes(self) -> Passes:
-        """Alternatives, each a sequence of passes: the step is the first one that finds anything to compute."""
+        """In which order a step goes through the requests: each at most once, and "waiting" last in its sequence."""
         return DECODES_AND_PREFILLS_TOGETHER
 
-    def key(self, request: Request, queued_at_step: int, num_joined: int) -> Key:
-        """Where a waiting request stands; the smallest is next. `num_joined`: how many joined the queue before."""
+    def key(self, request: Request, num_joined: int) -> Key:
+        """Where a waiting request stands; the smallest is next. `num_joined`: how many joined the queue before it.
+
+        It is asked for when the request joins, when the parameters change, and never in between.
+        """
         return (request.arrival_index,)
 
     def victim(self, running: Sequence[Request]) -> Request:
@@ -77,7 +87,10 @@ class Policy:
         return "preemption" if preempted and not self.config.admit_after_preemption else None
 
     def refuse(self, request: Request, hits: Sequence[int], end: int, running: Sequence[Request]) -> Blocked | None:
-        """What the pool lacks for a request to start behind the cached blocks `hits` and be computed up to `end`."""
+        """What the pool lacks for a request to start behind the cached blocks `hits` and be computed up to `end`.
+
+        None means that it is admitted. A policy may remember that it refused.
+        """
         config, pool = self.config, self.pool
         present = request.num_tokens if config.reserve_full_sequence else end
         needed = self._blocks(present) - len(hits) + pool.num_idle(hits)
@@ -102,37 +115,32 @@ class Priority(Policy):
 
     The queue goes by (priority, arrival), smaller is more urgent, and the least urgent of all that run has to go, also
     if it got its tokens in this step already. Less urgent requests starve while more urgent ones keep coming, unless
-    `priority_aging` is above 0: then a request gains so much urgency with each step that it waits, all its waits
-    together. That decides who comes in, not who has to go: if victims changed places like that, two requests could
-    throw each other out for ever.
+    `priority_aging` is above 0: then a request gains so much urgency with each step since its arrival. All gain alike,
+    so who is ahead of whom never changes, and no two requests can throw each other out in turn.
     """
 
-    def key(self, request: Request, queued_at_step: int, num_joined: int) -> Key:
-        # All that wait gain alike, so what one has gained so far need not be known to compare two of them.
-        gained = self.config.priority_aging * (request.num_waited_steps - queued_at_step)
-        # Rounded, so that what is equal on paper stays equal: 30 steps of 0.1 are 3.
-        return (round(request.priority - gained, 9), request.arrival_index)
+    def key(self, request: Request, num_joined: int) -> Key:
+        return self._urgency(request)
 
     def victim(self, running: Sequence[Request]) -> Request:
-        return max(running, key=lambda request: (request.priority, request.arrival_index))
+        return max(running, key=self._urgency)
+
+    def _urgency(self, request: Request) -> Key:
+        # Who came a step later has gained a step less. Rounded, so that what is equal on paper stays equal.
+        return (round(request.priority + self.config.priority_aging * request.arrival_step, 9), request.arrival_index)
 
 
 class PrefillFirst(Policy):
     """vLLM 0 (core/scheduler.py before V1): a step is a batch of prefills if any can be formed, else it is decodes.
 
-    Every admission stops all decodes for a step. No request waits for ever, but a running one may wait for as long as
-    new ones keep coming and fitting.
+    Every admission stops all decodes for a step. The queue never starves; running requests may, while new ones keep
+    coming and fitting. vLLM 0 never cut a prompt in this mode: that is `enable_chunked_prefill` turned off.
     """
 
     caps_long_prefills = False
 
     def passes(self) -> Passes:
         return PREFILLS_FIRST
-
-    def closed(self, request: Request, preempted: bool) -> BlockReason | None:
-        # Whatever `admit_after_preemption` says: a prefill that gave way to itself would come in again, and again stop
-        # the decodes that could make room for it.
-        return "preemption" if preempted else None
 
 
 class Sarathi(Policy):
@@ -149,10 +157,33 @@ class Sarathi(Policy):
         return None
 
 
-class Orca(Policy):
+class Reserving(Policy, ABC):
+    """What Orca and SGLang have in common: memory is set aside for what the running requests may still need."""
+
+    def __init__(self, config: EngineConfig, pool: BlockPool) -> None:
+        super().__init__(config, pool)
+        self._claims = 0.0
+        self._num_claims = 0
+
+    def begin_step(self, running: Sequence[Request], waiting: WaitingQueue, changed: bool) -> None:
+        self._claims = self._num_claims = 0
+
+    @abstractmethod
+    def claim(self, request: Request) -> float:
+        """What is set aside for a running request."""
+
+    def claims(self, running: Sequence[Request]) -> float:
+        """All that is set aside. While requests are admitted one after another, only the new ones are added."""
+        self._claims += sum(self.claim(request) for request in running[self._num_claims :])
+        self._num_claims = len(running)
+        return self._claims
+
+
+class Orca(Reserving):
     """Orca (Yu et al. 2022): scheduling by iteration, but a request reserves the most that it can become.
 
-    Prompts are computed whole. Nobody is ever thrown out, and nobody starves; what is reserved and not used is wasted.
+    Prompts are computed whole. Nobody is thrown out unless parameters change, and nobody starves; what is reserved and
+    not used is wasted.
     """
 
     whole_prompts = True
@@ -161,10 +192,14 @@ class Orca(Policy):
     def refuse(self, request: Request, hits: Sequence[int], end: int, running: Sequence[Request]) -> Blocked | None:
         pool = self.pool
         needed = self._most_blocks(request) - len(hits) + pool.num_idle(hits)
-        kept = sum(self._most_blocks(other) - len(pool.table(other.request_id)) for other in running)
+        kept = int(self.claims(running))
         if needed + kept <= pool.num_free:
             return None
         return Blocked(request.request_id, "reserved", needed=needed, available=pool.num_free, kept=kept)
+
+    def claim(self, request: Request) -> float:
+        """Blocks that it may still come to hold."""
+        return self._most_blocks(request) - len(self.pool.table(request.request_id))
 
     def _most_blocks(self, request: Request) -> int:
         return self._blocks(request.max_total_tokens(self.config.max_model_len))
@@ -187,6 +222,7 @@ class Static(Orca):
         return PREFILLS_FIRST
 
     def begin_step(self, running: Sequence[Request], waiting: WaitingQueue, changed: bool) -> None:
+        super().begin_step(running, waiting, changed)
         if not running:
             self._batch = frozenset(islice(waiting, self.config.max_num_seqs))
 
@@ -200,17 +236,20 @@ class Static(Orca):
         return blocked
 
 
+# SGLang's own defaults: SGLANG_INIT_NEW_TOKEN_RATIO, SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR,
+# SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION, SGLANG_RETRACT_DECODE_STEPS, and the longest queue that `lpm` sorts.
 INIT_NEW_TOKEN_RATIO = 0.7
 MIN_NEW_TOKEN_RATIO_FACTOR = 0.14
 MAX_ESTIMATED_NEW_TOKENS = 4096
 RETRACT_DECODE_STEPS = 20
+MAX_SORTED = 128
 
 
-class SGLang(Policy):
+class SGLang(Reserving):
     """SGLang 0.5 (srt/managers: schedule_policy.py, scheduler.py, `retract_decode` of schedule_batch.py).
 
-    Prefills first, at most one of them cut. A request is admitted if it fits beside what the running ones are
-    expected to need still: `new_token_ratio` of their remaining max_tokens. The ratio falls with every decode step
+    Prefills first, at most one of them cut. A request is admitted if it fits beside what the running ones are still
+    expected to need: `new_token_ratio` of their remaining max_tokens. The ratio falls with every decode step
     that goes well. Where it was too low, requests are retracted: the one with the fewest outputs first, and to the back
     of the queue. A running request may wait for as long as new ones keep coming and fitting.
 
@@ -234,7 +273,7 @@ class SGLang(Policy):
     def _start(self) -> float:
         return min(INIT_NEW_TOKEN_RATIO * self.config.schedule_conservativeness, 1.0)
 
-    def key(self, request: Request, queued_at_step: int, num_joined: int) -> Key:
+    def key(self, request: Request, num_joined: int) -> Key:
         return (0, num_joined)
 
     def victim(self, running: Sequence[Request]) -> Request:
@@ -249,7 +288,7 @@ class SGLang(Policy):
             return super().refuse(request, hits, end, running)
         block_size = self.config.block_size
         free = (self.pool.num_free - self.pool.num_idle(hits)) * block_size
-        room = round(free - sum(self._expected(other) for other in running), 6)  # what fits on paper has to fit
+        room = round(free - self.claims(running), 6)  # what fits on paper has to fit
         needed = request.num_tokens - len(hits) * block_size + self._remaining(request) + block_size
         if needed <= room:
             return None
@@ -257,22 +296,23 @@ class SGLang(Policy):
         return Blocked(request.request_id, "room", needed=needed, available=floor(room))
 
     def begin_step(self, running: Sequence[Request], waiting: WaitingQueue, changed: bool) -> None:
+        super().begin_step(running, waiting, changed)
         if changed or not running:
             self._full = False
 
     def end_step(self, output: SchedulerOutput, running: Sequence[Request]) -> None:
-        floor = MIN_NEW_TOKEN_RATIO_FACTOR * self._start
+        lowest = MIN_NEW_TOKEN_RATIO_FACTOR * self._start
         if any(preemption.cause == "blocks" for preemption in output.preemptions):
             outputs = sum(request.num_output_tokens for request in running)
             most = sum(self._max_output_tokens(request) for request in running)
             self.new_token_ratio = min(1.0, (outputs + RETRACT_DECODE_STEPS * len(running)) / (most + 1))
             self._full = False
         elif output.scheduled and all(d.kind == "decode" and not d.admitted for d in output.decisions):
-            step = (self._start - floor) / self.config.new_token_ratio_decay_steps
-            self.new_token_ratio = max(floor, self.new_token_ratio - step)
+            step = (self._start - lowest) / self.config.new_token_ratio_decay_steps
+            self.new_token_ratio = max(lowest, self.new_token_ratio - step)
 
-    def _expected(self, request: Request) -> float:
-        """Tokens that a running request is expected to need still; all that it may need, until it decodes."""
+    def claim(self, request: Request) -> float:
+        """Tokens that it is still expected to need; until it decodes, all that it may need."""
         remaining = self._remaining(request)
         if request.is_prefilling or not request.num_computed_tokens:
             return remaining + self.config.block_size
@@ -292,12 +332,10 @@ class SGLangLPM(SGLang):
     little starve while others that hit more keep coming.
     """
 
-    MAX_SORTED: ClassVar[int] = 128
-
     def begin_step(self, running: Sequence[Request], waiting: WaitingQueue, changed: bool) -> None:
         super().begin_step(running, waiting, changed)
-        if len(waiting) <= self.MAX_SORTED:
-            waiting.sort(lambda request, _, num_joined: (-len(self.pool.find_prefix(request)), num_joined))
+        if len(waiting) <= MAX_SORTED and not self._full:
+            waiting.sort(lambda request, num_joined: (-len(self.pool.find_prefix(request)), num_joined))
 
 
 POLICIES: dict[str, type[Policy]] = {

@@ -124,10 +124,8 @@ class Request:
         self.num_preemptions = 0
         self.arrival_index = 0
         """How many requests the scheduler was given before it."""
-        self.queued_at_step = 0
-        """The step in which it last joined the waiting queue."""
-        self.num_waited_steps = 0
-        """Steps that it spent in the queue before its last admission, all its waits together."""
+        self.arrival_step = 0
+        """The step before which it was given to the scheduler."""
         self.num_cached_tokens = 0
         """Tokens that its last admission found in the prefix cache."""
         self.status = RequestStatus.WAITING

@@ -78,8 +78,12 @@ class _Step:
     cap: int
     scheduled: list[ScheduledRequest] = field(default_factory=list)
     preemptions: list[Preemption] = field(default_factory=list)
+    victims: set[str] = field(default_factory=set)
+    """Whom the preemptions threw out."""
     hopeless: list[str] = field(default_factory=list)
     blocked: Blocked | None = None
+    others_may_run: bool = False
+    """If nothing is found to compute now, another sequence of passes is tried."""
     cut_short: bool = False
     """A pass over the running requests ended because one of them had to give way to itself."""
 
@@ -104,12 +108,12 @@ class Scheduler:
     def add_request(self, request: Request) -> None:
         """Put a new request into the waiting queue."""
         if not self.requests:
-            self._start_policy()  # what one remembers of busy times says nothing after an idle one
+            self._start_policy()
         request.arrival_index = self._num_requests
-        request.queued_at_step = self._num_steps
+        request.arrival_step = self._num_steps
         self._num_requests += 1
         self.requests[request.request_id] = request
-        self.waiting.push(request, self._num_steps)
+        self.waiting.push(request)
 
     def abort(self, request_id: str) -> Request | None:
         """End a request wherever it is; None if there is no such request."""
@@ -136,7 +140,7 @@ class Scheduler:
             self.pool.set_caching(config.enable_prefix_caching)
         if config.policy != old.policy:
             self._start_policy()
-        elif config.priority_aging != old.priority_aging:
+        else:
             self.waiting.set_key(self.policy.key)
 
     def schedule(self, now: float = 0.0) -> SchedulerOutput:
@@ -149,7 +153,9 @@ class Scheduler:
         policy.begin_step(self.running, self.waiting, self._reconfigured or bool(finished))
         self._reconfigured = False
         passes: tuple[Pass, ...] = ()
-        for passes in policy.passes():
+        alternatives = policy.passes()
+        for passes in alternatives:
+            step.others_may_run = passes is not alternatives[-1]
             for which in passes:
                 if which == "waiting":
                     self._schedule_waiting(step)
@@ -187,7 +193,6 @@ class Scheduler:
             request.num_computed_tokens = 0
             request.num_chunks = 0
             request.num_preemptions += 1
-            request.queued_at_step = self._num_steps
         ended = [
             self._end(self.requests[request_id], FinishReason.ERROR, now) for request_id in output.hopeless_request_ids
         ]
@@ -198,7 +203,6 @@ class Scheduler:
             if decision.admitted:
                 request.status = RequestStatus.RUNNING
                 request.num_cached_tokens = decision.num_cached_tokens
-                request.num_waited_steps += self._num_steps - request.queued_at_step
                 if request.times.first_scheduled is None:
                     request.times.first_scheduled = output.time
             request.num_computed_tokens = end
@@ -251,7 +255,7 @@ class Scheduler:
                 return
             if which != "running" and request.is_prefilling != (which == "prefills"):
                 continue
-            if step.preemptions and request not in self.running:
+            if request.request_id in step.victims:
                 continue
             start = request.num_computed_tokens
             num_tokens, cut_by = self._share(step, request.num_tokens - start)
@@ -291,10 +295,12 @@ class Scheduler:
         table, free = pool.table(request_id), pool.num_free
         freed = pool.release(request_id)
         if num_returned:
-            # What was to become full in this step never will be.
+            # What was to become full in this step never will be. Only now, so that such a block stands in the free list
+            # where vLLM, which leaves it in the cache, has it.
             block_size, start = self.config.block_size, victim.num_computed_tokens
             pool.uncache(table[start // block_size : (start + num_returned) // block_size])
-        self.waiting.push(victim, self._num_steps)
+        self.waiting.push(victim)
+        step.victims.add(request_id)
         step.preemptions.append(
             Preemption(request_id, for_request_id, needed, free, freed, victim.num_computed_tokens, num_returned, cause)
         )
@@ -321,6 +327,9 @@ class Scheduler:
         config, pool, policy, request_id = self.config, self.pool, self.policy, request.request_id
         if reason := policy.closed(request, bool(step.preemptions)):
             return Blocked(request_id, reason)
+        if step.others_may_run and any(p.request_id == p.for_request_id == request_id for p in step.preemptions):
+            # It gave way to itself: in again at once, it would again keep those from running who could make room.
+            return Blocked(request_id, "preemption")
         if len(self.running) >= config.max_num_seqs:
             return Blocked(request_id, "seats")
         if step.budget == 0:

@@ -13,7 +13,7 @@ import msgspec
 
 from engine.config import EngineConfig
 
-TRACE_VERSION = 1
+TRACE_VERSION = 2
 MAX_WAITING_IDS = 64
 """A trace names at most this many waiting requests; `num_waiting` counts them all."""
 
@@ -89,8 +89,8 @@ class Blocked(_Part, frozen=True):
 
     "seats", "budget": none left. "chunking": its prompt may not be cut. "blocks": it does not fit. "reserved": it does
     not fit beside what is set aside for those that run. "room": it does not fit beside what they are expected to need.
-    "full": nobody has left since the last one was refused. "batch": the present batch takes nobody in. "preemption":
-    somebody was thrown out in this step.
+    "full": nobody has left, and nothing has changed, since the last one was refused. "batch": the present batch takes
+    nobody in. "preemption": somebody was thrown out in this step.
     """
 
     request_id: str

@@ -12,6 +12,7 @@ from transformers import GenerationConfig
 from engine.build import serve_model
 from engine.config import EngineConfig
 from engine.model import LoadedModel
+from engine.policy import policy_class
 from engine.request import SamplingParams
 
 QUESTIONS = (
@@ -67,10 +68,11 @@ def verify(loaded: LoadedModel, config: EngineConfig) -> Iterator[Result]:
 
 def configurations(config: EngineConfig) -> dict[str, EngineConfig]:
     """The three configurations of the experiment, from the one in the settings."""
+    cuts = "fcfs" if policy_class(config.policy).whole_prompts else config.policy
     room = (FEW_BLOCKS - 1) * config.block_size
     return {
         "as configured": config,
-        "budget of 32 tokens": replace(config, max_num_batched_tokens=32, enable_chunked_prefill=True),
+        "budget of 32 tokens": replace(config, max_num_batched_tokens=32, enable_chunked_prefill=True, policy=cuts),
         f"{FEW_BLOCKS - 1} KV blocks": replace(
             config, num_blocks=FEW_BLOCKS, max_model_len=min(room, config.max_model_len)
         ),

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 from engine.request import Request
 
 Key = tuple[float, ...]
-KeyFunction = Callable[[Request, int, int], Key]
-"""(request, step in which it joined the queue, how many joined it before) -> where it stands: the smallest is next."""
+"""Where a request stands: the smallest is next."""
+KeyFunction = Callable[[Request, int], Key]
+"""(request, how many joined the queue before it) -> its key."""
 
 
 class WaitingQueue:
@@ -30,11 +31,12 @@ class WaitingQueue:
 
     @property
     def head(self) -> Request:
+        """Who is next."""
         return self._entries[0][2]
 
-    def push(self, request: Request, step: int) -> None:
-        """Take in a request that joins in this step."""
-        insort(self._entries, (self._key(request, step, self._num_joined), self._num_joined, request))
+    def push(self, request: Request) -> None:
+        """Take in a request that joins the queue now."""
+        insort(self._entries, (self._key(request, self._num_joined), self._num_joined, request))
         self._num_joined += 1
 
     def pop(self) -> Request:
@@ -47,7 +49,7 @@ class WaitingQueue:
 
     def sort(self, key: KeyFunction) -> None:
         """Put all that wait now into another order; whoever joins later still goes by the queue's own key."""
-        self._entries = sorted((key(r, r.queued_at_step, joined), joined, r) for _, joined, r in self._entries)
+        self._entries = sorted((key(r, joined), joined, r) for _, joined, r in self._entries)
 
     def set_key(self, key: KeyFunction) -> None:
         """Go by another key from now on, for those that wait already too."""

@@ -277,8 +277,6 @@ def _state(request: Request) -> tuple[object, ...]:
         request.num_chunks,
         request.num_preemptions,
         request.num_cached_tokens,
-        request.queued_at_step,
-        request.num_waited_steps,
         (times.arrival, times.first_scheduled, tuple(times.tokens), times.finished),
     )
 
@@ -379,7 +377,7 @@ def _check_victims(scheduler: Scheduler, victims: Sequence[str], before: Snapsho
         match scheduler.config.policy:
             case "priority":
                 # The least urgent, of equals the one that came last.
-                assert victim == max(left, key=lambda rid: (requests[rid].priority, requests[rid].arrival_index))
+                assert victim == max(left, key=lambda rid: _urgency(scheduler, rid))
             case "sglang" | "sglang_lpm":
                 decoding = [rid for rid in left if rid not in before.prefilling] or left
                 fewest = min(requests[rid].num_output_tokens for rid in decoding)
@@ -391,6 +389,13 @@ def _check_victims(scheduler: Scheduler, victims: Sequence[str], before: Snapsho
         left.remove(victim)
 
 
+def _urgency(scheduler: Scheduler, request_id: str) -> tuple[float, int]:
+    """Effective priority, as of a step long after all arrivals."""
+    request = scheduler.requests[request_id]
+    gained = scheduler.config.priority_aging * (10_000 - request.arrival_step)
+    return (round(request.priority - gained, 6), request.arrival_index)
+
+
 def _check_queue(scheduler: Scheduler, admitted: Sequence[str], victims: Sequence[str], before: Snapshot) -> None:
     """Whoever was admitted was ahead of all that still wait, and these stand in the policy's order."""
     requests, engine = scheduler.requests, scheduler.config
@@ -400,19 +405,8 @@ def _check_queue(scheduler: Scheduler, admitted: Sequence[str], victims: Sequenc
             # Retracted ones go to the back, unless they came in again.
             assert waiting == [rid for rid in (*before.waiting, *victims) if rid not in admitted]
         case "priority":
-
-            def urgency(rid: str) -> tuple[float, int]:
-                request = requests[rid]
-                waited = request.num_waited_steps
-                if rid not in victims:
-                    waited += step - request.queued_at_step
-                return (round(request.priority - engine.priority_aging * waited, 6), request.arrival_index)
-
-            # Any step will do: all that wait gain alike with each.
-            step = max((requests[rid].queued_at_step for rid in before.waiting), default=0)
-            if not victims:
-                order = [*admitted, *waiting]
-                assert order == sorted(order, key=urgency)
+            order = [*admitted, *waiting]
+            assert order == sorted(order, key=lambda rid: _urgency(scheduler, rid))
         case name if name in FIRST_COME_FIRST_SERVED:
             order = [*admitted, *waiting]
             assert order == sorted(order, key=lambda rid: requests[rid].arrival_index)

@@ -330,6 +330,15 @@ def test_case_11_generate_with_an_empty_prompt_leaves_nothing_behind(policy: str
     assert not engine.has_unfinished_requests
 
 
+@pytest.mark.parametrize("priority", ["high", 1.5, None])
+def test_case_11_a_priority_that_is_no_number_is_an_error_for_that_call_only(priority: Any) -> None:
+    bench = Bench(config(8, 4, 16, 4, 32, policy="priority"))
+    bench.add(prompt(4), "A", max_tokens=4)
+    with pytest.raises(RequestError, match="priority"):
+        bench.add(prompt(4), "B", priority=priority, max_tokens=4)
+    bench.run_to_end()
+
+
 def test_case_11_a_token_outside_the_vocabulary_is_an_error_for_that_call_only() -> None:
     engine = LLMEngine(config(16, 4, 64, 4, 32), ScriptedRunner(4), vocab_size=100)
     for wrong in (-1, 100):
@@ -738,7 +747,7 @@ def test_case_18_aborted_in_the_queue(policy: str) -> None:
     clock = FakeClock()
     bench = Bench(under(policy, 8, 4, 16, 1, 32), clock=clock)
     bench.add(prompt(8), "A", max_tokens=3)
-    bench.add(prompt(8, 1), "R", max_tokens=2)
+    bench.add(prompt(8, 1), "R", max_tokens=3)
     bench.step()
     clock.now = 5.0
     assert bench.engine.abort("R")

@@ -150,8 +150,8 @@ def test_priority_a_preempted_request_keeps_what_it_gained_by_waiting(aging: flo
     finish(bench)
 
 
-@pytest.mark.parametrize("aging", [0.0, 1.0])
-def test_priority_ageing_decides_who_comes_in_and_not_who_has_to_go(aging: float) -> None:
+@pytest.mark.parametrize(("aging", "victim"), [(0.0, "old"), (1.0, "new")])
+def test_priority_ageing_counts_for_who_has_to_go_as_well(aging: float, victim: str) -> None:
     engine = config(6, 4, 16, 2, 24, policy="priority", priority_aging=aging, enable_prefix_caching=False)
     bench = Bench(engine)
     for seed, (request_id, priority, max_tokens) in enumerate([("top", -20, 6), ("short", -20, 5), ("old", 3, 20)]):
@@ -159,7 +159,23 @@ def test_priority_ageing_decides_who_comes_in_and_not_who_has_to_go(aging: float
     bench.steps(6)
     bench.add(prompt(1, 3), "new", priority=0, max_tokens=20)
     trace = bench.run_to_preemption()
-    assert [preemption.request_id for preemption in trace.preemptions] == ["old"]
+    assert [preemption.request_id for preemption in trace.preemptions] == [victim]
+    finish(bench)
+
+
+def test_priority_ageing_gets_the_less_urgent_through_a_stream_that_throws_it_out() -> None:
+    """Two urgent ones are alive at all times, and memory is short: with every step L gains on those who come later."""
+    engine = config(12, 1, 2, 2, 12, policy="priority", priority_aging=1.0, enable_prefix_caching=False)
+    bench = Bench(replace(engine, long_prefill_token_threshold=1))
+    bench.add(prompt(8), "L", priority=10, max_tokens=2)
+    num_added = 0
+    while bench.requests["L"].finish_reason is None:
+        while len(bench.engine.scheduler.requests) < 3:
+            num_added += 1
+            bench.add(prompt(4, num_added), f"H{num_added}", priority=0, max_tokens=6)
+        bench.step()
+        assert num_added < 50
+    assert bench.finished("L").num_preemptions > 0
     finish(bench)
 
 
@@ -689,7 +705,7 @@ STALLS = {
 }
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", STALLS)
 def test_a_long_prompt_comes_to_short_ones_that_decode(policy: str) -> None:
     """Orca needs a budget for the longest sequence, and nobody waits; all others have 8 tokens a step for 40."""
     budget = 64 if policy == "orca" else 8
