@@ -100,9 +100,10 @@ def waits(blocked: Blocked, config: EngineConfig) -> str:
         case "budget":
             return f"waits: the budget of {config.max_num_batched_tokens} is spent"
         case "preemption":
-            return "waits: a step that preempts admits nobody"
+            return "waits: somebody was preempted in this step"
         case "chunking":
-            return f"waits: {blocked.needed} tokens at once, {blocked.available} left in the budget (chunking is off)"
+            left = f"{blocked.available} left in the budget"
+            return f"waits: {blocked.needed} tokens at once, {left} (prompts are not cut)"
         case "blocks":
             kept = f", {blocked.kept} of them kept by the watermark" if blocked.kept else ""
             return f"waits: needs {plural(blocked.needed, 'block')}, {blocked.available} were free{kept}"

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from app import cli
+from engine.policy import POLICIES
 from engine.trace import decode
 from tests.app.support import run_cli
 
@@ -227,16 +228,18 @@ def test_what_is_hardly_meant_is_warned_of_and_run(capsys: pytest.CaptureFixture
     assert not run_cli(capsys, *TINY, "hello", "--max-tokens", "2").err
 
 
+@pytest.mark.parametrize("policy", POLICIES)
 def test_bench_scheduler_prints_a_line_for_each_size(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    policy: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("engine.bench.NUM_RUNNING", (2, 3))
     monkeypatch.setattr("engine.bench.NUM_WAITING", 5)
     monkeypatch.setattr("engine.bench.NUM_STEPS", 4)
-    result = run_cli(capsys, "bench", "scheduler", "--policy", "priority")
+    budget = ("--max-num-batched-tokens", "1024")  # policy orca would refuse less before sizes are put in its place
+    result = run_cli(capsys, "bench", "scheduler", "--policy", policy, *budget)
     assert result.code == 0 and not result.err
     heading, columns, *rows = result.out.splitlines()
-    assert "priority" in heading and "waiting" in columns
+    assert policy in heading and "waiting" in columns
     assert [row.split()[:2] for row in rows] == [["2", "0"], ["2", "5"], ["3", "0"], ["3", "5"]]
     assert all(float(number) > 0 for row in rows for number in row.split()[2:])
 

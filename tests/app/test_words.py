@@ -151,7 +151,7 @@ def test_one_of_a_thing_is_singular() -> None:
         (Blocked("1", "seats"), [7], "seats"),
         (Blocked("1", "budget"), [93], "budget"),
         (Blocked("1", "preemption"), [], "preempt"),
-        (Blocked("1", "chunking", needed=40, available=24), [40, 24], "chunking"),
+        (Blocked("1", "chunking", needed=40, available=24), [40, 24], "not cut"),
         (Blocked("1", "blocks", needed=5, available=3), [5, 3], "5 blocks"),
         (Blocked("1", "blocks", needed=1, available=0), [1, 0], "1 block,"),
         (Blocked("1", "blocks", needed=5, available=6, kept=2), [5, 6, 2], "watermark"),
