@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from engine.config import ConfigError, EngineConfig
@@ -20,17 +22,30 @@ class BuiltEngine:
 
 
 def build_engine(
-    model: str, config: EngineConfig, *, dtype: str, device: str, threads: int | None, report: Report = lambda _: None
+    model: str,
+    config: EngineConfig,
+    *,
+    dtype: str,
+    device: str,
+    threads: int | None,
+    report: Report = lambda _: None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> BuiltEngine:
-    """Load the model that `model` names (see `load_model`) and put an engine around it.
+    """Load the model that `model` names (see `load_model`) and put an engine around it, which tells time by `clock`.
 
     Raises ConfigError or ModelError, each with a text for people.
     """
     config.validate()
-    return serve_model(load_model(model, dtype=dtype, device=device, threads=threads, report=report), config, report)
+    loaded = load_model(model, dtype=dtype, device=device, threads=threads, report=report)
+    return serve_model(loaded, config, report, clock)
 
 
-def serve_model(loaded: LoadedModel, config: EngineConfig, report: Report = lambda _: None) -> BuiltEngine:
+def serve_model(
+    loaded: LoadedModel,
+    config: EngineConfig,
+    report: Report = lambda _: None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> BuiltEngine:
     """An engine for a model that is loaded already. Raises ConfigError if the model cannot follow the configuration."""
     longest = getattr(loaded.model.config.get_text_config(), "max_position_embeddings", None)
     if longest is not None and config.max_model_len > longest:
@@ -41,5 +56,5 @@ def serve_model(loaded: LoadedModel, config: EngineConfig, report: Report = lamb
     runner = ModelRunner(loaded.model, config)
     report(Progress("checking that schedules do not change results"))
     exactness = self_check(runner, config)
-    engine = LLMEngine(config, runner, loaded.tokenizer, vocab_size=loaded.vocab_size)
+    engine = LLMEngine(config, runner, loaded.tokenizer, vocab_size=loaded.vocab_size, clock=clock)
     return BuiltEngine(engine, loaded, exactness)

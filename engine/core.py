@@ -87,12 +87,14 @@ class LLMEngine:
         chat: bool = False,
         label: str = "",
         truncate_prompt_tokens: int | None = None,
+        arrival_time: float | None = None,
     ) -> str:
         """Queue a prompt (text, or token ids); returns its id.
 
         `priority`: smaller is more urgent; policies that do not look at it take no notice. `chat` puts the text into
         the model's chat template. `label` is for people. `truncate_prompt_tokens` keeps only the last so many tokens
-        of the prompt (vLLM's parameter of that name).
+        of the prompt (vLLM's parameter of that name). `arrival_time`: when it came, by the engine's clock; by default
+        now, but a server may have taken it in while a step ran.
         Raises RequestError, with the numbers, for what could never be served; the engine is unchanged then.
         """
         params = params or SamplingParams()
@@ -112,7 +114,7 @@ class LLMEngine:
             params,
             priority=priority,
             eos_token_ids=self._tokenizer.eos_token_ids if self._tokenizer else (),
-            arrival_time=self._now(),
+            arrival_time=self._now() if arrival_time is None else arrival_time - self._epoch,
         )
         if self._tokenizer:
             self._detokenizers[request_id] = Detokenizer(self._tokenizer.decode, token_ids, params.stop)

@@ -19,7 +19,7 @@ and a line in POLICIES.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from itertools import islice
 from math import floor
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -38,6 +38,11 @@ Pass = Literal["running", "decodes", "prefills", "waiting"]
 
 Passes = tuple[tuple[Pass, ...], ...]
 """Alternatives, each a sequence of passes: the step is the first one that finds anything to compute."""
+OF_LONG_PREFILLS = {"long_prefill_token_threshold", "long_prefill_token_threshold_adaptive"}
+OF_SGLANG = {"schedule_conservativeness", "new_token_ratio_decay_steps", "mixed_chunk"}
+OF_ADMISSION = {"watermark", "reserve_full_sequence"}
+"""Parameters that only some policies look at."""
+
 DECODES_AND_PREFILLS_TOGETHER: Passes = (("running", "waiting"),)
 DECODES_FIRST: Passes = (("decodes", "prefills", "waiting"),)
 PREFILLS_FIRST: Passes = (("prefills", "waiting"), ("decodes",))
@@ -57,6 +62,8 @@ class Policy:
     """Prompts are never cut, whatever `enable_chunked_prefill` says."""
     caps_long_prefills: ClassVar[bool] = True
     """`long_prefill_token_threshold` has a meaning."""
+    ignored: ClassVar[Set[str]] = OF_SGLANG | {"priority_aging"}
+    """Parameters that do nothing under this policy."""
     ends_hopeless: ClassVar[bool] = False
     """A request that does not fit even alone ends with an error; otherwise it goes back to the queue."""
     new_token_ratio: float | None = None
@@ -119,6 +126,8 @@ class Priority(Policy):
     so who is ahead of whom never changes, and no two requests can throw each other out in turn.
     """
 
+    ignored = OF_SGLANG
+
     def key(self, request: Request, num_joined: int) -> Key:
         return self._urgency(request)
 
@@ -138,6 +147,7 @@ class PrefillFirst(Policy):
     """
 
     caps_long_prefills = False
+    ignored = Policy.ignored | OF_LONG_PREFILLS
 
     def passes(self) -> Passes:
         return PREFILLS_FIRST
@@ -149,6 +159,8 @@ class Sarathi(Policy):
     All in one budget, so that no prefill ever holds up a decode. Nobody starves. Admission goes on in a step that
     preempted, whatever `admit_after_preemption` says.
     """
+
+    ignored = Policy.ignored | {"admit_after_preemption"}
 
     def passes(self) -> Passes:
         return DECODES_FIRST
@@ -188,6 +200,7 @@ class Orca(Reserving):
 
     whole_prompts = True
     caps_long_prefills = False
+    ignored = Policy.ignored | OF_LONG_PREFILLS | OF_ADMISSION | {"enable_chunked_prefill"}
 
     def refuse(self, request: Request, hits: Sequence[int], end: int, running: Sequence[Request]) -> Blocked | None:
         pool = self.pool
@@ -212,6 +225,7 @@ class Static(Orca):
     """
 
     whole_prompts = False
+    ignored = Policy.ignored | OF_LONG_PREFILLS | OF_ADMISSION | {"admit_after_preemption"}
 
     def __init__(self, config: EngineConfig, pool: BlockPool) -> None:
         super().__init__(config, pool)
@@ -258,6 +272,7 @@ class SGLang(Reserving):
     """
 
     caps_long_prefills = False
+    ignored = frozenset(("priority_aging", *OF_LONG_PREFILLS, *OF_ADMISSION))
     ends_hopeless = True
 
     def __init__(self, config: EngineConfig, pool: BlockPool) -> None:

@@ -206,6 +206,9 @@ class StepTrace(
 
 _json_encoder = msgspec.json.Encoder()
 _json_decoder = msgspec.json.Decoder(StepTrace)
+pack = msgspec.msgpack.Encoder().encode
+"""A trace as bytes, for the program's own use; smaller and faster than JSON."""
+unpack = msgspec.msgpack.Decoder(StepTrace).decode
 
 
 def encode(trace: StepTrace) -> bytes:
