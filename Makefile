@@ -1,6 +1,8 @@
 # make run: watch the engine.  make test: everything that must be green.  Both set up what they need.
+# make test WORKERS=4: in so many processes, instead of one for each core.
 PYTHON ?= python3
 VENV := .venv
+WORKERS ?= auto
 INSTALLED := $(VENV)/.installed
 
 .PHONY: run test check format clean
@@ -9,7 +11,7 @@ run: $(INSTALLED)
 	@$(VENV)/bin/nanoviz $(ARGS)
 
 test: check
-	$(VENV)/bin/pytest
+	$(VENV)/bin/pytest --numprocesses $(WORKERS) --maxprocesses 8 --dist worksteal
 
 check: $(INSTALLED)
 	$(VENV)/bin/ruff format --check app engine tests

@@ -1,7 +1,8 @@
-"""The command line: `nanoviz` opens the dashboard; `nanoviz run`, `verify` and `bench` do without."""
+"""The command line: `nanoviz` opens the dashboard; `nanoviz run`, `verify`, `bench` and `config` do without."""
 
 from __future__ import annotations
 
+import os
 import sys
 from argparse import ArgumentParser, Namespace
 from argparse import RawDescriptionHelpFormatter as RawDescription
@@ -14,7 +15,8 @@ from pydantic import Field, ValidationError
 from pydantic_settings import CliSettingsSource, SettingsError
 
 from app.headless import clear_report
-from app.settings import Settings, SettingsMistake
+from app.history import MAX_STEPS
+from app.settings import Settings, SettingsMistake, expanded, key_table, settings_place
 from app.text import printable
 from engine.config import ConfigError
 from engine.locate import locate
@@ -28,30 +30,45 @@ class Watch(Settings):
     """Watch a real LLM inference engine think.
 
     Opens the dashboard. Other commands: `nanoviz run` answers prompts and prints traces, `nanoviz verify` compares the
-    engine with transformers, `nanoviz bench` measures; each has its own --help. Every parameter can also be set as
-    NANOVIZ_NAME in the environment or as name = value in the settings file; a flag wins over a variable, a variable
-    over the file.
+    engine with transformers, `nanoviz bench` measures, `nanoviz config` shows the settings; each has its own --help.
+    Every parameter can also be set as NANOVIZ_NAME in the environment or as name = value in the settings file; a flag
+    wins over a variable, a variable over the file. Keys are bound in the file.
     """
+
+    history_steps: int = Field(MAX_STEPS, ge=100, description="steps one can go back; each takes a few kilobytes")
+    theme: str = Field("dark", description="dark, light, or one of Textual's themes, such as nord or ansi-dark")
+    ascii: bool = Field(False, description="draw with ASCII signs only, as on the Linux console in any case")
 
     def execute(self, arguments: Namespace) -> int:
         from app.dashboard import Dashboard
+        from app.keys import rebound
+        from app.looks import theme_name
         from app.protocol import EngineOptions
 
+        commands = rebound(*key_table())
+        theme = theme_name(self.theme)
+        ascii = self.ascii or os.environ.get("TERM") == "linux"
         config = self.engine_config()
         config.validate()
         locate(self.model)
         # Textual reads keys from standard input, draws on standard error, and takes the size from standard output.
         if not all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):
             raise ConfigError("the dashboard needs a terminal; `nanoviz run` works without one.")
-        if "utf" not in sys.stderr.encoding.lower():
+        if "utf" not in sys.stderr.encoding.lower() and not ascii:
             raise ConfigError(
-                f"the terminal's encoding is {sys.stderr.encoding}; the dashboard needs UTF-8 (see LANG)."
+                f"the terminal's encoding is {sys.stderr.encoding}; the dashboard needs UTF-8 (see LANG), or --ascii."
             )
-        dashboard = Dashboard(EngineOptions(self.model, self.dtype, self.device, self.num_threads(), config))
+        dashboard = Dashboard(
+            EngineOptions(self.model, self.dtype, self.device, self.num_threads(), config),
+            commands=commands,
+            history_steps=self.history_steps,
+            theme=theme,
+            ascii=ascii,
+        )
         try:
             return dashboard.run() or dashboard.return_code or 0
         finally:
-            dashboard.source.close()
+            dashboard.session.close()
 
 
 class Run(Settings):
@@ -119,31 +136,109 @@ class Verify(Settings):
 
 
 class Bench(Settings):
-    """Measure a part of the engine on this machine.
+    """Measure a part of nanoviz on this machine.
 
     scheduler: microseconds that the decision of a step takes, with growing numbers of running and waiting requests and
     no model; the policy and the other parameters that are no sizes are those of the settings.
+
+    ui: what the dashboard costs, in three minutes: from a key to its frame, bytes a frame, CPU and memory on a fast and
+    on a slow terminal, idle and paused, and by how much it slows the engine down, with the model tiny and with that of
+    the settings.
+
+    soak: a hundred thousand steps of the model tiny under a random load, in half an hour or more: whether memory keeps
+    growing, blocks leak, or the history is wrong at one of its ends; exit code 1 if so.
     """
 
     @classmethod
     def add_arguments(cls, parser: ArgumentParser) -> None:
-        parser.add_argument("part", choices=["scheduler"], help="what to measure")
+        parser.add_argument("part", choices=["scheduler", "ui", "soak"], help="what to measure")
 
     def execute(self, arguments: Namespace) -> int:
-        from app import headless
+        from app.protocol import EngineOptions
 
-        headless.bench_scheduler(self.engine_config())
+        config = self.engine_config()
+        options = EngineOptions(self.model, self.dtype, self.device, self.num_threads(), config)
+        if arguments.part == "scheduler":
+            from app import headless
+
+            headless.bench_scheduler(config)
+            return 0
+        config.validate()
+        if arguments.part == "soak":
+            from app.bench_soak import soak
+
+            return 0 if soak(options) else 1
+        from app.bench_ui import bench_ui
+
+        locate(self.model)
+        bench_ui(options)
         return 0
 
 
-AnyCommand = TypeVar("AnyCommand", Watch, Run, Verify, Bench)
-COMMANDS: dict[str, type[Watch | Run | Verify | Bench]] = {"run": Run, "verify": Verify, "bench": Bench}
+class Config(Watch, Run):
+    """Print the settings in force, and where each comes from: a flag, a variable, the settings file or its default.
+
+    With flags of the dashboard or of `nanoviz run` it prints what these would make of the settings.
+    """
+
+    @classmethod
+    def add_arguments(cls, parser: ArgumentParser) -> None:
+        parser.add_argument("--init", action="store_true", help="write a settings file that explains every setting")
+        parser.add_argument(
+            "--path",
+            nargs="?",
+            const="",
+            metavar="FILE",
+            help="with --init, the file to write; alone, print where the settings file is, or would be",
+        )
+
+    @classmethod
+    def execute_without_settings(cls, arguments: Namespace) -> int | None:
+        if not arguments.init and arguments.path is None:
+            return None
+        if not arguments.init and arguments.path:
+            raise SettingsMistake("--path FILE goes with --init; NANOVIZ_CONFIG=FILE chooses the file that is read.")
+        path = expanded(arguments.path) if arguments.path else settings_place()
+        if arguments.init:
+            from app import config_command
+
+            config_command.write(path, cls.sections(), cls.model_fields)
+            print(f"Wrote {printable(str(path))}")
+        else:
+            print(path)
+        return 0
+
+    @classmethod
+    def sections(cls) -> list[tuple[str, list[str]]]:
+        """All settings under headings: the dashboard's, then what each of the other commands adds."""
+        sections = [("", list(Watch.model_fields))]
+        for name, command in COMMANDS.items():
+            known = {field for _, names in sections for field in names}
+            if own := [field for field in command.model_fields if field not in known]:
+                sections.append((f"only nanoviz {name}", own))
+        return sections
+
+    def execute(self, arguments: Namespace) -> int:
+        from app import config_command
+        from app.settings import origins
+
+        config_command.show(self.sections(), self.model_dump(), origins(type(self), vars(arguments)))
+        return 0
+
+
+AnyCommand = TypeVar("AnyCommand", Watch, Run, Verify, Bench, Config)
+COMMANDS: dict[str, type[Watch | Run | Verify | Bench | Config]] = {
+    "run": Run,
+    "verify": Verify,
+    "bench": Bench,
+    "config": Config,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code. 2 is a mistake of the user, 1 a failed check."""
     args = list(sys.argv[1:] if arguments is None else arguments)
-    command: type[Watch | Run | Verify | Bench] = Watch
+    command: type[Watch | Run | Verify | Bench | Config] = Watch
     program = "nanoviz"
     if args and not args[0].startswith("-"):
         name, *args = args
@@ -151,8 +246,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return fail(f"there is no command {name!r}; there are: {', '.join(COMMANDS)}, or none for the dashboard.")
         command, program = COMMANDS[name], f"nanoviz {name}"
     try:
-        settings, parsed = parse(command, args, program)
-        return settings.execute(parsed)
+        flags, parsed = read_arguments(command, args, program)
+        code = command.execute_without_settings(parsed)
+        return read_settings(command, flags).execute(parsed) if code is None else code
     except ValidationError as error:
         return fail(*(describe(mistake) for mistake in error.errors()))
     except (ConfigError, ModelError, RequestError, SettingsError, SettingsMistake) as error:
@@ -164,11 +260,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
-def parse(command: type[AnyCommand], args: Sequence[str], program: str = "nanoviz") -> tuple[AnyCommand, Namespace]:
-    """The settings of a command from all their sources, and its other arguments.
+def parse(command: type[AnyCommand], args: Sequence[str]) -> tuple[AnyCommand, Namespace]:
+    """The settings of a command from all their sources, and its other arguments."""
+    flags, parsed = read_arguments(command, args)
+    return read_settings(command, flags), parsed
+
+
+def read_arguments(
+    command: type[AnyCommand], args: Sequence[str], program: str = "nanoviz"
+) -> tuple[CliSettingsSource[ArgumentParser], Namespace]:
+    """Settings that are given as flags, and all arguments.
 
     Ends the process for --help and for arguments that it does not know.
-    Raises ValidationError, SettingsError or SettingsMistake for values that cannot be meant so.
     """
     parser = ArgumentParser(program, description=cleandoc(command.__doc__ or ""), formatter_class=RawDescription)
     parser.add_argument("--version", action="version", version=f"nanoviz {version('nanoviz')}")
@@ -176,7 +279,15 @@ def parse(command: type[AnyCommand], args: Sequence[str], program: str = "nanovi
     flags = CliSettingsSource[ArgumentParser](command, root_parser=parser)
     parsed = parser.parse_intermixed_args(args)  # prompts may stand before, between and behind flags
     settings = {name: value for name, value in vars(parsed).items() if name in command.model_fields}
-    return command(_cli_settings_source=flags(parsed_args=settings)), parsed
+    return flags(parsed_args=settings), parsed
+
+
+def read_settings(command: type[AnyCommand], flags: CliSettingsSource[ArgumentParser]) -> AnyCommand:
+    """The settings of a command from these flags, from variables and from the settings file.
+
+    Raises ValidationError, SettingsError or SettingsMistake for values that cannot be meant so.
+    """
+    return command(_cli_settings_source=flags)
 
 
 def describe(mistake: Any) -> str:

@@ -4,257 +4,205 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, TypeVar
 
-from textual.app import App, ComposeResult, SystemCommand
+from textual.app import SystemCommand
 from textual.binding import Binding, BindingType
-from textual.containers import Horizontal, Vertical
+from textual.events import Key
 from textual.notifications import SeverityLevel
 from textual.screen import Screen
-from textual.widgets import Footer, Static
 
-from app import prompts, protocol
-from app.commands import COMMANDS
+from app import protocol
+from app.commands import COMMANDS, LEAVE, Command, displayed, shown_keys
+from app.cursor import Cursor
 from app.engine_process import EngineProcess
-from app.panels.banner import Banner
-from app.panels.blocks import BlocksPanel
-from app.panels.budget import BudgetPanel
-from app.panels.events import EventsPanel
-from app.panels.header import DEAD, IDLE, LOADING, PAUSED, RUNNING, Header
-from app.panels.output import OutputPanel
+from app.history import MAX_STEPS
+from app.inject import URGENT_PRIORITY, Draft, Kind
+from app.looks import DARK
+from app.pacing import FRAMES_PER_SECOND
+from app.panels.axis import GoTo
 from app.panels.panel import Panel
-from app.panels.requests import Pending, RequestsPanel
-from app.panels.step import StepPanel
-from app.protocol import Command, EngineOptions, Event
+from app.panels.requests import RequestsPanel
+from app.parameters import SPEED, Changes, Value, next_speed, parse, turned
+from app.protocol import EngineOptions, Event
+from app.screens.events import EventsScreen
 from app.screens.help import HelpScreen
+from app.screens.main import MIN_HEIGHT, MIN_WIDTH, MainScreen
+from app.screens.panels import PanelsScreen
+from app.screens.parameters import ParametersScreen
+from app.screens.prompt import Filled, Form, PromptScreen
+from app.screens.request import RequestScreen
+from app.screens.why import WhyScreen
+from app.selection import Selection
+from app.session import Session, Start
 from app.text import printable
-from app.view import EngineView
-from engine.request import SamplingParams
+from app.themed import ThemedApp
+from app.view import config_changes
+from app.words import value as shown
+from engine.config import ConfigError, EngineConfig
 
-FRAMES_PER_SECOND = 20
-BURST = 6
-SPEEDS = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 0.0)
-"""Steps a second; the last, 0, is as fast as it goes."""
-BANNER_MARGIN = 2
-MIN_WIDTH, MIN_HEIGHT = 60, 16
+Opened = TypeVar("Opened", bound=Screen[Any])
+Result = TypeVar("Result")
+
+BRIEFLY = 2.5
+"""Seconds for a note that only confirms a key."""
 WIDTHS = [(0, "-too-narrow"), (MIN_WIDTH, "-narrow"), (100, "-normal"), (160, "-wide")]
 HEIGHTS = [(0, "-too-short"), (MIN_HEIGHT, "-shortest"), (23, "-short"), (34, "-medium"), (46, "-tall")]
 """From how many columns and rows on the screen gets which class; dashboard.tcss says what follows."""
 
 
-class Source(Protocol):
-    """Where events come from and commands go to: the engine's process, or a script in a test."""
-
-    def send(self, message: Command, /) -> None: ...
-    def drain(self) -> list[Event]: ...
-    def close(self) -> None: ...
-
-
-class Dashboard(App[int]):
+class Dashboard(ThemedApp[int]):
     """Watch one engine. `start` starts it; the dashboard starts it again after a failure if asked to."""
 
     CSS_PATH = "dashboard.tcss"
     TITLE = "nanoviz"
     BINDINGS: ClassVar[list[BindingType]] = [
         *(command.binding() for command in COMMANDS),
-        Binding("ctrl+c", "quit", show=False, priority=True),  # on every screen, whatever has the focus
+        Binding(LEAVE, "quit", show=False, priority=True),  # on every screen, whatever has the focus
     ]
     HORIZONTAL_BREAKPOINTS = WIDTHS
     VERTICAL_BREAKPOINTS = HEIGHTS
 
-    def __init__(self, options: EngineOptions, start: Callable[[EngineOptions], Source] = EngineProcess) -> None:
-        super().__init__()
-        self.options = options
-        self._start = start
-        self._num_sent = 0
-        self._num_prompts: dict[prompts.Label, int] = {"short": 0, "long": 0}
-        self._begin()
+    def __init__(
+        self,
+        options: EngineOptions,
+        start: Start = EngineProcess,
+        *,
+        commands: Sequence[Command] = COMMANDS,
+        history_steps: int = MAX_STEPS,
+        theme: str = DARK,
+        ascii: bool = False,
+    ) -> None:
+        """`commands` are COMMANDS, some of them with other keys perhaps. `theme` is one of `app.looks.themes()`."""
+        super().__init__(theme, ascii=ascii)
+        self.commands = tuple(commands)
+        self.keys = shown_keys(commands, self.looks.key)
+        self.session = Session(options, start, history_steps)
+        self.cursor = Cursor(self.session.history)
+        self.selection = Selection()
+        self._own_prompt = Filled(Form())
+        """What the box for an own prompt was left with."""
+        self._is_behind = False
+        """Something has come that is not shown yet."""
+        self._was_brief = False
+        """The last note only confirmed a key."""
 
-    def _begin(self) -> None:
-        """A new engine, of which nothing is known yet."""
-        self.view = EngineView()
-        self.ready: protocol.Ready | None = None
-        self.loading: protocol.Loading | None = protocol.Loading("starting the engine")
-        self.failed: protocol.Failed | None = None
-        self.paused = False
-        self.speed = 0.0
-        self._unanswered = 0
-        """Commands about the pace that the engine has not acknowledged yet."""
-        self.aborting: set[str] = set()
-        self.selected: str | None = None
-        self.following = True
-        """Nobody has chosen a request: the selection stays on the first row."""
-        self.pending: dict[str, Pending] = {}
-        self.source = self._start(self.options)
+    def get_default_screen(self) -> Screen[None]:
+        return MainScreen(self.commands, self.keys, id="_default")
 
-    def compose(self) -> ComposeResult:
-        yield Header(id="header")
-        yield Banner(id="banner")
-        with Horizontal(id="body"):
-            with Vertical(id="left"):
-                yield BudgetPanel(id="budget")
-                yield RequestsPanel(id="requests")
-            with Vertical(id="right"):
-                yield StepPanel(id="step")
-                yield BlocksPanel(id="blocks")
-                yield EventsPanel(id="events")
-                yield OutputPanel(id="output")
-        yield Static(f"nanoviz needs {MIN_WIDTH} columns and {MIN_HEIGHT} rows; q leaves", id="too-small", markup=False)
-        yield Footer(compact=True, show_command_palette=False)
+    @property
+    def main_screen(self) -> MainScreen:
+        screen = self.default_screen
+        assert isinstance(screen, MainScreen)
+        return screen
 
     def on_mount(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGHUP):  # without it they would leave the terminal as it is now
             loop.add_signal_handler(number, self.exit, 128 + number)
-        self.set_interval(1 / FRAMES_PER_SECOND, self.tick)
-        self.call_after_refresh(self.show)
-        for warning in self.options.config.warnings():
-            self._say(warning, "warning")
+        usual = {command.name: command.keys for command in COMMANDS}
+        self.set_keymap({new.name: new.binding().key for new in self.commands if new.keys != usual[new.name]})
+        self._ticker = self.set_interval(1 / FRAMES_PER_SECOND, self.tick)
+        self.call_after_refresh(self.redraw)
+        self._warn(self.session.config)
 
     def on_resize(self) -> None:
-        self.call_after_refresh(self.show)
+        self.call_after_refresh(self.redraw)
+
+    # From the engine to the screen.
 
     def tick(self) -> None:
-        """Take all that has come; draw once if there was anything."""
-        events = self.source.drain()
+        """Take all that has come, and send what is due; draw once if there was anything."""
+        events = self.session.source.drain()
         for event in events:
-            self._take(event)
-        if events:
-            self.show()
+            self._announce(event)
+            self.session.take(event)
+        has_sent = self.session.send_load(time.monotonic())
+        self._is_behind = self._is_behind or bool(events) or has_sent
+        if self._is_behind and not self.is_held:
+            self.redraw()
+        if not events and not self.session.is_load_on:
+            self._ticker.pause()
+            loop = asyncio.get_running_loop()
+            self.session.source.when_news(lambda: loop.call_soon_threadsafe(self._ticker.resume))
 
-    def _take(self, event: Event) -> None:
+    def catch_up(self) -> None:
+        if self._is_behind:
+            self.redraw()
+        super().catch_up()
+
+    def redraw(self) -> None:
+        """Bring everything that is open up to the step at the cursor."""
+        self._is_behind = False
+        main, detail = self.main_screen, self._opened(RequestScreen)
+        rows = main.rows(self.session, self.cursor)
+        self.selection.settle(rows, is_past=self.cursor.step is not None, is_looked_at=detail is not None)
+        main.show(self.session, self.cursor, self.selection, slow=self.pace.slow if self.pace else None)
+        if detail:
+            detail.leave_free(1 + main.num_banner_lines)
+            detail.show(self.session, self.cursor, self.selection)
+        if parameters := self._opened(ParametersScreen):
+            parameters.show(self.session.speed, self._why_no_answer())
+        if why := self._opened(WhyScreen):
+            why.show(self.cursor.view)
+
+    def _opened(self, kind: type[Opened]) -> Opened | None:
+        """The screen of this kind, if it is open."""
+        return next((screen for screen in self.screen_stack if isinstance(screen, kind)), None)
+
+    def _announce(self, event: Event) -> None:
+        """Tell what a person has to be told at once, before it is taken."""
         match event:
-            case protocol.Stepped(trace):
-                for arrival in trace.arrivals:
-                    self.pending.pop(arrival.request_id, None)
-                self.aborting.difference_update(finished.request_id for finished in trace.finished)
-                self.view.apply(trace)
-            case protocol.Loading():
-                self.loading = event
-            case protocol.Ready():
-                self.ready, self.loading = event, None
-                if not event.bitwise:
-                    self._say(f"Results are {event.exactness}.", "warning")
-            case protocol.Accepted(request_id, num_prompt_tokens):
-                if request_id in self.pending:
-                    label = self.pending[request_id].label
-                    state = f"{num_prompt_tokens} tokens, accepted for the next step"
-                    self.pending[request_id] = Pending(request_id, label, state)
-            case protocol.Refused(request_id, reason):
-                self.pending.pop(request_id, None)
-                self.aborting.discard(request_id)
+            case protocol.Ready() if not event.bitwise:
+                self._say(f"Results are {event.exactness}.", "warning")
+            case protocol.Refused(_, reason):
                 self._say(f"Refused: {reason}", "warning")
-            case protocol.PaceSet(paused, steps_per_second):
-                self._unanswered = max(0, self._unanswered - 1)
-                if not self._unanswered:  # an answer to an older key must not undo a newer one
-                    self.paused, self.speed = paused, steps_per_second
-            case protocol.Failed():
-                # The first failure is the cause; what follows only says that the process is gone as well.
-                self.failed = self.failed or event
-                self.loading = None
-                self.pending.clear()
-                self.aborting.clear()
+            case protocol.Reconfigured(config) if not self._opened(ParametersScreen):
+                changes = {change.name: change.new for change in config_changes(self.session.config, config)}
+                if changes:
+                    self._say(_listed(changes), timeout=BRIEFLY)
+                self._warn(config, known=self.session.config)
+            case protocol.ReconfigureRefused(reason) if not self._opened(ParametersScreen):
+                self._say(reason, "warning")
 
-    def show(self) -> None:
-        """Bring every panel up to the view."""
-        requests = self.query_one(RequestsPanel)
-        requests.view = self.view
-        requests.pending = tuple(self.pending.values())
-        order = requests.order()
-        self.following = self.following or self.selected not in order
-        if self.following:
-            self.selected = next(iter(order), None)
-        requests.selected = self.query_one(OutputPanel).selected = self.selected
-        requests.aborting = frozenset(self.aborting)
-        header = self.query_one(Header)
-        header.ready, header.state, header.steps_per_second = self.ready, self._state(), self.speed
-        header.paused = self.paused
-        header.config = self.view.config or self.options.config
-        banner = self.query_one(Banner)
-        banner.progress, banner.failed = self.loading, self.failed
-        num_lines = len(banner.lines(self.size.width - BANNER_MARGIN))
-        banner.set_class(num_lines > 0, "-shown")
-        banner.styles.height = num_lines
-        for panel in self.query(Panel):
-            panel.show(self.view)
+    def _warn(self, config: EngineConfig, known: EngineConfig | None = None) -> None:
+        """Say what these parameters will lead to, unless it was so before."""
+        before = known.warnings() if known else ()
+        for warning in config.warnings():
+            if warning not in before:
+                self._say(warning, "warning")
 
-    def _state(self) -> str:
-        if self.failed:
-            return DEAD
-        if self.ready is None:
-            return LOADING
-        if self.paused:
-            return PAUSED
-        trace = self.view.trace
-        busy = trace is not None and (
-            trace.num_waiting or any(self.view.requests[r].finished is None for r in trace.running)
-        )
-        return RUNNING if busy or self.pending else IDLE
+    def _say(self, text: str, severity: SeverityLevel = "information", timeout: float = 8) -> None:
+        """A note at the edge of the screen, drawn literally. Brief ones take each other's place: a key may be held."""
+        if self._was_brief:
+            self.clear_notifications()
+        self._was_brief = timeout == BRIEFLY
+        self.notify(printable(text), severity=severity, timeout=timeout, markup=False)
+
+    async def _open(self, screen: Screen[Result], take: Callable[[Result | None], None] | None = None) -> None:
+        """Waits until the screen is there, so that it gets the next key."""
+        await self.push_screen(screen, take)
+        self.redraw()
+
+    # The table of commands, on every screen.
+
+    def get_key_display(self, binding: Binding) -> str:
+        return self.keys.get(binding.id or "") or self.looks.key(binding.key_display or displayed(binding.key))
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
-        for command in COMMANDS:
-            yield SystemCommand(command.title, command.help, lambda name=command.name: self.run_action(name))
+        for command in self.commands:
+            told = f"{self.keys[command.name]} · {command.help}"
+            yield SystemCommand(command.title, told, lambda action=command.action: self.run_action(action))
 
-    def action_short(self) -> None:
-        self._inject("short")
-
-    def action_long(self) -> None:
-        self._inject("long")
-
-    def action_burst(self) -> None:
-        self._inject("short", BURST)
-
-    def action_abort(self) -> None:
-        request = self.view.requests.get(self.selected or "")
-        if self.selected is None or self.failed or (request is not None and request.finished):
-            self._say("There is nothing to abort: select a request that was sent, waits or runs.")
-            return
-        self.source.send(protocol.Abort(self.selected))
-        self.aborting.add(self.selected)
-        self.show()
-
-    def action_next(self) -> None:
-        self._select(1)
-
-    def action_previous(self) -> None:
-        self._select(-1)
-
-    def action_follow(self) -> None:
-        self.following = True
-        self.show()
-
-    def action_pause(self) -> None:
-        self._set_paused(not self.paused)
-
-    def action_step(self) -> None:
-        if not self.paused:
-            self._set_paused(True)
-        self._set_pace(protocol.StepOnce())
-
-    def action_faster(self) -> None:
-        self._change_speed(1)
-
-    def action_slower(self) -> None:
-        self._change_speed(-1)
-
-    def action_restart(self) -> None:
-        if not self.failed:
-            self._say("The engine is alive; r starts one that has ended.")
-            return
-        paused, speed = self.paused, self.speed
-        self.source.close()
-        self._begin()
-        if paused:
-            self._set_paused(True)
-        if speed:
-            self.speed = speed
-            self._set_pace(protocol.SetSpeed(speed))
-        self.show()
-
-    def action_help(self) -> None:
-        self.push_screen(HelpScreen())
+    async def action_help(self) -> None:
+        """About the panel that has the focus, or the screen that is open."""
+        focused = self.screen.focused
+        topics = {RequestScreen: "request", ParametersScreen: "parameters"}
+        topic = focused.id if isinstance(focused, Panel) else topics.get(type(self.screen))
+        await self._open(HelpScreen(self.commands, self.keys, topic))
 
     def action_screenshot(self, filename: str | None = None, path: str | None = None) -> None:
         """Save into the folder that the program was started in, which a server has too."""
@@ -267,46 +215,267 @@ class Dashboard(App[int]):
 
     async def action_quit(self) -> None:
         """Exit code 1 if the engine never came up: whoever called has not seen anything."""
-        self.exit(1 if self.failed and self.ready is None else 0)
+        self.exit(1 if self.session.failed and self.session.ready is None else 0)
 
-    def _say(self, text: str, severity: SeverityLevel = "information") -> None:
-        """A note at the edge of the screen, drawn literally."""
-        self.notify(printable(text), severity=severity, timeout=8, markup=False)
+    # Requests.
 
-    def _inject(self, label: prompts.Label, count: int = 1) -> None:
-        if self.failed:
-            self._say("The engine has ended; r starts it again.", "warning")
+    def action_inject(self, kind: Kind) -> None:
+        if self._send(self.session.injector.drafts(kind)) and kind == "urgent" and self._policy != "priority":
+            self._say(f"Sent with priority {URGENT_PRIORITY}; policy {self._policy} ignores it.")
+
+    def action_again(self) -> None:
+        if self.session.last_sent:
+            self._send(self.session.last_sent)
+        else:
+            self._say("Nothing was sent yet.")
+
+    async def action_prompt(self) -> None:
+        await self._open(PromptScreen(self._own_prompt), self._take_prompt)
+
+    def on_key(self, event: Key) -> None:
+        """No other screen has taken it. Whoever types fast has begun to write before the box was there."""
+        if isinstance(self.screen, PromptScreen):
+            self.screen.take(event)
+
+    def _take_prompt(self, filled: Filled | None) -> None:
+        """Keep what stands in the box, and send it if that was asked for."""
+        if filled is None:
             return
-        # A model with a byte tokenizer needs many more tokens for the same text: it gets the end of it.
-        longest = self.options.config.max_model_len * 3 // 5
-        for _ in range(count):
-            prompt = prompts.prompt(label, self._num_prompts[label])
-            self._num_prompts[label] += 1
-            self._num_sent += 1
-            request_id = str(self._num_sent)
-            params = SamplingParams(max_tokens=prompt.max_tokens)
-            self.source.send(protocol.AddRequest(request_id, prompt.text, label, params, longest))
-            self.pending[request_id] = Pending(request_id, label, "sent" if self.ready else "waits for the model")
-        self.show()
+        has_sent = filled.draft is not None and self._send((filled.draft,))
+        self._own_prompt = filled if has_sent else Filled(filled.form)
 
-    def _select(self, by: int) -> None:
-        order = self.query_one(RequestsPanel).order()
-        if order:
-            position = order.index(self.selected) if self.selected in order else 0
-            self.selected = order[max(0, min(len(order) - 1, position + by))]
-            self.following = False
-            self.show()
+    def _send(self, drafts: Iterable[Draft]) -> bool:
+        """Send these requests, and show the newest step, where they will be; False if there is no engine."""
+        if self.session.failed:
+            self._say(f"The engine has ended; {self.keys['restart']} starts it again.", "warning")
+            return False
+        self.cursor.live()
+        self.session.inject(drafts)
+        self.redraw()
+        return True
 
-    def _set_paused(self, paused: bool) -> None:
-        self.paused = paused
-        self._set_pace(protocol.SetPaused(paused))
+    @property
+    def _policy(self) -> str:
+        return self.session.config.policy
 
-    def _change_speed(self, by: int) -> None:
-        position = SPEEDS.index(self.speed)
-        self.speed = SPEEDS[max(0, min(len(SPEEDS) - 1, position + by))]
-        self._set_pace(protocol.SetSpeed(self.speed))
+    def action_load(self, by: int) -> None:
+        """More arrivals by themselves, or fewer."""
+        self._ticker.resume()
+        load = self.session.load
+        load.change(by)
+        self._say(f"Load: {load.rate:g} requests a second." if load.rate else "Load: off.", timeout=BRIEFLY)
+        self.redraw()
 
-    def _set_pace(self, command: protocol.SetPaused | protocol.StepOnce | protocol.SetSpeed) -> None:
-        self._unanswered += 1
-        self.source.send(command)
-        self.show()
+    def action_abort(self) -> None:
+        request_id = self.selection.request_id
+        if request_id is not None and self.session.can_abort(request_id):
+            self.session.abort(request_id)
+            self.redraw()
+        else:
+            self._say("There is nothing to abort: select a request that was sent, waits or runs.")
+
+    # The selected request.
+
+    def action_select(self, by: int) -> None:
+        self.selection.move(self.main_screen.rows(self.session, self.cursor), by)
+        self.main_screen.requests.reveal()
+        self.redraw()
+
+    def on_requests_panel_clicked(self, message: RequestsPanel.Clicked) -> None:
+        """A click selects, a second one shows the detail."""
+        is_second = message.request_id == self.selection.request_id
+        self.selection.choose(message.request_id)
+        self.redraw()
+        if is_second:
+            self.call_later(self.action_detail)
+
+    async def action_detail(self) -> None:
+        if self._opened(RequestScreen) is None:
+            await self._open(RequestScreen(), lambda _: self.redraw())
+
+    def action_keep(self) -> None:
+        self.selection.following = not self.selection.following
+        self.redraw()
+        if self._opened(RequestScreen) is None and self.selection.request_id:
+            stays = "with the first row" if self.selection.following else "on the selected request"
+            self._say(f"The selection stays {stays}.", timeout=BRIEFLY)
+
+    def action_only(self) -> None:
+        self.selection.only = not self.selection.only
+        if self.selection.only:
+            self.selection.following = False
+            if "blocks" not in self.main_screen.shown_panels:
+                self._say("The map of KV blocks is not on the screen now.")
+        self.redraw()
+
+    def action_follow(self) -> None:
+        """One thing at a time: back to the newest step first."""
+        if self.cursor.step is None:
+            self.selection.following = True
+            self.main_screen.requests.reveal()
+            self.main_screen.set_focus(None)
+        self.cursor.live()
+        self.redraw()
+
+    # The pace, and the past.
+
+    def action_pause(self) -> None:
+        self.cursor.live()
+        self.session.set_paused(not self.session.paused)
+        self.redraw()
+
+    def action_step(self) -> None:
+        self.cursor.live()
+        self.session.step_once()
+        self.redraw()
+
+    def action_speed(self, by: int) -> None:
+        self.session.set_speed(next_speed(self.session.speed, by))
+        self.redraw()
+
+    def action_travel(self, by: int) -> None:
+        self._look_back(lambda: self.cursor.move(by))
+
+    def action_first(self) -> None:
+        self._look_back(self.cursor.first)
+
+    def action_live(self) -> None:
+        self.cursor.live()
+        self.redraw()
+
+    def action_seek_preemption(self, direction: int) -> None:
+        found = False
+
+        def seek() -> None:
+            nonlocal found
+            # While it runs, the newest step is the one that somebody has just seen something in.
+            found = self.cursor.seek(direction, lambda bar: bar.num_preemptions, newest=not self.session.paused)
+
+        self._look_back(seek)
+        if not found:
+            self._say(f"There is no preemption {'before' if direction < 0 else 'after'} this step.")
+
+    def on_go_to(self, message: GoTo) -> None:
+        first = self.session.history.first_step
+        if first is not None and message.step < first:
+            self._say(f"Step {message.step:,} is no longer kept; this is the oldest one.")
+        self._look_back(lambda: self.cursor.go_to(message.step, stay=message.stay))
+
+    def _look_back(self, travel: Callable[[], object]) -> None:
+        """Move the cursor. Who looks at the past wants the present to wait."""
+        travel()
+        if not self.cursor.is_live and not self.session.paused and not self.session.failed:
+            self.session.set_paused(True)
+        self.redraw()
+
+    async def action_events(self) -> None:
+        last = self.session.history.last_step
+        if last is None:
+            self._say("There is no event yet: nothing was computed.")
+            return
+        here = last if self.cursor.step is None else self.cursor.step
+        await self._open(EventsScreen(self.session.history.events, here), self._go_to_event)
+
+    def _go_to_event(self, step: int | None) -> None:
+        if step is not None:
+            self.on_go_to(GoTo(step, stay=True))
+
+    async def action_why(self) -> None:
+        """Nobody can read what changes many times a second: it pauses, as looking at the past does."""
+        if not self.session.paused and not self.session.failed:
+            self._look_back(self.cursor.hold)
+        await self._open(WhyScreen(self.keys))
+
+    # The engine and its parameters.
+
+    def action_restart(self) -> None:
+        if not self.session.failed:
+            self._say(f"The engine is alive; {self.keys['restart']} starts one that has ended.")
+            return
+        self.session.restart()
+        self.cursor = Cursor(self.session.history)
+        self.selection = Selection()
+        self._ticker.resume()  # it waits for news of the engine that has ended
+        self.redraw()
+
+    async def action_parameters(self) -> None:
+        reset_key = self.keys["reset_parameters"]
+        await self._open(ParametersScreen(self.session.parameters, reset_key, self.action_turn, self.enter))
+
+    def action_reset_parameters(self) -> None:
+        if changes := self.session.parameters.to_reset():
+            self._reconfigure(changes)
+        else:
+            self._refuse("All parameters are what they were at the start.")
+
+    def action_turn(self, name: str, by: int) -> None:
+        """Ask for the next value of a parameter up (`by` = 1) or down (-1)."""
+        if name == SPEED:
+            self.action_speed(by)
+            return
+        try:
+            value, passed = turned(self.session.parameters.expected, name, by)
+        except ConfigError as error:
+            self._refuse(str(error))
+            return
+        self._reconfigure({name: value})
+        if passed:
+            self._refuse(passed)
+
+    def enter(self, name: str, text: str) -> None:
+        """Ask for the value that somebody has typed."""
+        try:
+            value: Value = parse(name, text)
+        except ConfigError as error:
+            self._refuse(str(error))
+            return
+        if name == SPEED:
+            self.session.set_speed(float(value))
+            self.redraw()
+        else:
+            self._reconfigure({name: value})
+
+    def _reconfigure(self, changes: Changes) -> None:
+        if self.session.failed:
+            self._refuse(f"The engine has ended; {self.keys['restart']} starts it again.")
+            return
+        self.session.reconfigure(changes)
+        if not self.session.ready and not self._opened(ParametersScreen):
+            self._say(f"{_listed(changes)}: asked for; the engine answers when the model is loaded", timeout=BRIEFLY)
+        self.redraw()
+
+    def _refuse(self, reason: str) -> None:
+        """Say why a parameter does not change: in the panel if it is open."""
+        self.session.parameters.message = reason
+        if self._opened(ParametersScreen):
+            self.redraw()
+        else:
+            self._say(reason, "warning")
+
+    def _why_no_answer(self) -> str:
+        """Why the engine does not answer at once what it is asked."""
+        if self.session.failed:
+            return f"the engine has ended; {self.keys['restart']} starts it again, with these values."
+        if not self.session.ready and self.session.parameters.has_asked:
+            return "the engine answers when the model is loaded."
+        return ""
+
+    # Which panels are seen.
+
+    def action_measures(self) -> None:
+        self.main_screen.toggle_measures()
+
+    async def action_panels(self) -> None:
+        await self._open(PanelsScreen(self.main_screen.shown_panels), self._show_panels)
+
+    def _show_panels(self, shown: Collection[str] | None) -> None:
+        if shown is not None:
+            self.main_screen.show_panels(shown)
+
+    def action_maximize(self) -> None:
+        if not self.main_screen.toggle_maximized():
+            self._say(f"Choose a panel with tab or a click; {self.keys['maximize']} then lets it fill the screen.")
+
+
+def _listed(changes: Changes) -> str:
+    return ", ".join(f"{name} {shown(value)}" for name, value in changes.items())

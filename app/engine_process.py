@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -47,6 +48,7 @@ class EngineProcess:
             )
         self._connection = Connection(ours.detach())
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._news: Callable[[], object] | None = None
         self._closing = False
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -69,6 +71,12 @@ class EngineProcess:
                 events.append(self._events.get_nowait())
         return events
 
+    def when_news(self, call: Callable[[], object]) -> None:
+        """Call this as soon as there is something to drain: once, and from any thread."""
+        self._news = call
+        if not self._events.empty():
+            self._tell()
+
     def close(self) -> None:
         """End the child and all that it started. It has nothing to lose: what it keeps on disk it moves there whole."""
         self._closing = True
@@ -86,9 +94,19 @@ class EngineProcess:
     def _read(self) -> None:
         with suppress(EOFError, OSError):
             while True:
-                self._events.put(protocol.decode_event(self._connection.recv_bytes()))
+                self._put(protocol.decode_event(self._connection.recv_bytes()))
         if not self._closing:
-            self._events.put(Failed(self._epitaph()))
+            self._put(Failed(self._epitaph()))
+
+    def _put(self, event: Event) -> None:
+        self._events.put(event)
+        self._tell()
+
+    def _tell(self) -> None:
+        call, self._news = self._news, None
+        if call:
+            with suppress(RuntimeError):  # the event loop has ended
+                call()
 
     def _epitaph(self) -> str:
         """How a child that closed the connection by itself ended."""

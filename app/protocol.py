@@ -31,10 +31,17 @@ class AddRequest(_Message, frozen=True):
     label: str
     params: SamplingParams
     max_prompt_tokens: int | None = None
+    priority: int = 0
 
 
 class Abort(_Message, frozen=True):
     request_id: str
+
+
+class Reconfigure(_Message, frozen=True):
+    """Change parameters of EngineConfig, by their names, from the next step on."""
+
+    changes: dict[str, bool | int | float | str]
 
 
 class SetPaused(_Message, frozen=True):
@@ -90,6 +97,18 @@ class Refused(_Message, frozen=True):
     reason: str
 
 
+class Reconfigured(_Message, frozen=True):
+    """The parameters as they are from the next step on."""
+
+    config: EngineConfig
+
+
+class ReconfigureRefused(_Message, frozen=True):
+    """A change that was not made, and why."""
+
+    reason: str
+
+
 class PaceSet(_Message, frozen=True):
     """Pause and speed as they are now: the answer to SetPaused, SetSpeed and StepOnce."""
 
@@ -103,8 +122,8 @@ class Failed(_Message, frozen=True):
     error: str
 
 
-Command = AddRequest | Abort | SetPaused | StepOnce | SetSpeed
-Event = Loading | Ready | Stepped | Accepted | Refused | PaceSet | Failed
+Command = AddRequest | Abort | Reconfigure | SetPaused | StepOnce | SetSpeed
+Event = Loading | Ready | Stepped | Accepted | Refused | Reconfigured | ReconfigureRefused | PaceSet | Failed
 
 encode = msgspec.msgpack.Encoder().encode
 decode_options = msgspec.msgpack.Decoder(EngineOptions).decode

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import tomllib
-from argparse import ArgumentParser
-from collections.abc import Iterator
+from argparse import ArgumentParser, Namespace
+from collections.abc import Container, Iterator
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
@@ -18,19 +18,32 @@ from engine.config import EngineConfig
 
 PREFIX = "NANOVIZ_"
 OTHER_VARIABLES = ("NANOVIZ_CONFIG", "NANOVIZ_CACHE")
+KEYS = "keys"
+"""The table of the settings file that says which keys run which command; `app.keys` reads it."""
 
 
 class SettingsMistake(ValueError):
     """A settings file or variable that cannot be meant so; the text says which, and why."""
 
 
-def settings_path() -> Path:
-    """The settings file: the one that NANOVIZ_CONFIG names, or nanoviz/config.toml in the user's config folder."""
+def settings_place() -> Path:
+    """Where the settings file is or would be: what NANOVIZ_CONFIG names, or config.toml in the user's config folder."""
     configured = os.environ.get("NANOVIZ_CONFIG")
-    if not configured:
-        return platformdirs.user_config_path("nanoviz") / "config.toml"
-    path = Path(configured).expanduser()
-    if not path.exists() or path.is_dir():
+    return expanded(configured) if configured else platformdirs.user_config_path("nanoviz") / "config.toml"
+
+
+def expanded(path: str) -> Path:
+    """The path that a person wrote; a ~ of somebody who does not exist stays as it is."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
+
+
+def settings_path() -> Path:
+    """The settings file to read. There need not be one, unless NANOVIZ_CONFIG names it."""
+    path = settings_place()
+    if os.environ.get("NANOVIZ_CONFIG") and (not path.exists() or path.is_dir()):
         raise SettingsMistake(f"NANOVIZ_CONFIG names {path}, which is no file.")
     return path
 
@@ -43,7 +56,7 @@ class _File(TomlConfigSettingsSource):
 
     def __call__(self) -> dict[str, Any]:
         known = {name for command in _all_subclasses(_Base) for name in command.model_fields}
-        if unknown := sorted(self.toml_data.keys() - known):
+        if unknown := sorted(self.toml_data.keys() - known - {KEYS}):
             raise SettingsMistake(f"there is no setting {unknown[0]!r} (in {settings_path()}).")
         own = self.settings_cls.model_fields
         return {name: value for name, value in self.toml_data.items() if name in own}
@@ -119,9 +132,38 @@ class Settings(_EngineSettings):  # type: ignore[misc, valid-type]
     def add_arguments(cls, parser: ArgumentParser) -> None:
         """Arguments of a command that are no settings: they are said anew in each call."""
 
+    @classmethod
+    def execute_without_settings(cls, arguments: Namespace) -> int | None:
+        """What can be done before any setting is read: its exit code, or None if the settings are needed."""
+        return None
+
     def engine_config(self) -> EngineConfig:
         return EngineConfig(**{f.name: getattr(self, f.name) for f in fields(EngineConfig)})
 
     def num_threads(self) -> int:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 2
         return self.threads or max(1, cores - 1)
+
+
+def key_table() -> tuple[dict[str, object], Path]:
+    """What the settings file says about keys, as it stands there, and the file."""
+    path = settings_path()
+    table = _File(Settings, path).toml_data.get(KEYS, {})
+    if not isinstance(table, dict):
+        raise SettingsMistake(f"{KEYS} is the table [{KEYS}], not {table!r} (in {path}).")
+    return table, path
+
+
+def origins(command: type[BaseSettings], flags: Container[str]) -> dict[str, str]:
+    """Where the value of each setting comes from: a flag, a variable, the settings file or its default."""
+    path = settings_path()
+    in_file = _File(command, path).toml_data
+
+    def origin(name: str) -> str:
+        if name in flags:
+            return "flag"
+        if (variable := f"{PREFIX}{name}".upper()) in os.environ:
+            return f"variable {variable}"
+        return f"file {path}" if name in in_file else "default"
+
+    return {name: origin(name) for name in command.model_fields}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
+from functools import lru_cache
 
 from rich.cells import cell_len, set_cell_size
 
@@ -30,6 +31,10 @@ def printable(text: str, *, newlines: bool = False) -> str:
     signs: list[str] = []
     num_marks = 0
     for character in text:
+        if " " <= character <= "~":
+            signs.append(character)
+            num_marks = 0
+            continue
         is_mark = unicodedata.category(character) in ("Mn", "Me")
         num_marks = num_marks + 1 if is_mark else 0
         if is_mark and (not signs or not signs[-1] or signs[-1].isspace()):
@@ -75,6 +80,7 @@ def chop(word: str, width: int) -> list[str]:
     return [*pieces, piece]
 
 
+@lru_cache(maxsize=4096)
 def _printable_character(character: str, newlines: bool) -> str:
     if character in _MODIFIERS:
         return ""

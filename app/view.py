@@ -6,9 +6,13 @@ same fold serves a live engine, a recording and a replay.
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass, field
-from typing import Literal
+from collections import Counter, deque
+from copy import copy
+from dataclasses import dataclass, field, fields, replace
+from itertools import takewhile
+from typing import Literal, get_args
+
+import msgspec
 
 from engine.config import EngineConfig
 from engine.trace import Arrival, Finished, Preemption, Scheduled, StepTrace
@@ -16,9 +20,20 @@ from engine.trace import Arrival, Finished, Preemption, Scheduled, StepTrace
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 MAX_FINISHED = 50
 MAX_EVENTS = 500
+MAX_BARS = 512
+"""More steps than any screen has columns."""
+MAX_SAMPLES = 2_000
+LONG_PROMPT = 128
+"""Tokens from which a prompt counts as long where latencies are told apart."""
 
 SpanKind = Literal["waiting", "prefill", "decode", "recompute"]
-EventKind = Literal["first token", "preempted", "finished", "aborted"]
+EventKind = Literal["first token", "preempted", "resumed", "finished", "aborted", "changed"]
+Measure = Literal["queue", "ttft", "itl", "e2e"]
+
+
+def letter(number: int) -> str:
+    """The letter of the request with this number."""
+    return LETTERS[number % len(LETTERS)]
 
 
 @dataclass(slots=True)
@@ -36,11 +51,13 @@ class RequestView:
 
     request_id: str
     number: int
-    """How many arrived before it: its letter and colour."""
+    """Its letter and colour: one that no other has, as long as there are letters left."""
     label: str
     prompt: str
     num_prompt_tokens: int
     max_tokens: int
+    priority: int = 0
+    arrived: float = 0.0
     num_computed_tokens: int = 0
     num_output_tokens: int = 0
     target: int = 0
@@ -48,7 +65,18 @@ class RequestView:
     num_blocks: int = 0
     num_cached_tokens: int = 0
     num_lost_tokens: int = 0
-    """Computed tokens that preemptions threw away."""
+    """Computed tokens that its last preemption threw away."""
+    num_work_tokens: int = 0
+    """Tokens that were computed for it in all, those that were lost and computed again counted each time."""
+    num_recomputed_tokens: int = 0
+    """Of these, the ones that had been computed before."""
+    queue_time: float | None = None
+    """From its arrival until it was first scheduled; a later preemption does not reopen it."""
+    ttft: float | None = None
+    itl: list[float] = field(default_factory=list)
+    """Gaps between its tokens, in seconds."""
+    last_token_at: float = 0.0
+    last_token_step: int = -1
     text: str = ""
     last_text: str = ""
     """The end of `text` that came with the step `last_step`."""
@@ -61,15 +89,24 @@ class RequestView:
 
     @property
     def letter(self) -> str:
-        return LETTERS[self.number % len(LETTERS)]
+        return letter(self.number)
 
     @property
     def is_prefilling(self) -> bool:
         return self.last is not None and self.last.end < self.last.target
 
+    @property
+    def is_long(self) -> bool:
+        return self.num_prompt_tokens >= LONG_PROMPT
 
-@dataclass(frozen=True, slots=True)
-class StepBar:
+    def copy(self) -> RequestView:
+        """One that changes by itself. Spans that have ended are shared: they change no more."""
+        spans = [*self.spans[:-1], *(replace(span) for span in self.spans[-1:])]
+        return replace(self, itl=list(self.itl), preempted_at=list(self.preempted_at), spans=spans)
+
+
+# A history holds a hundred thousand bars and samples: the garbage collector need not look at each of them.
+class StepBar(msgspec.Struct, frozen=True, gc=False):
     """One step as one column of the budget."""
 
     step: int
@@ -80,6 +117,12 @@ class StepBar:
     """Tokens that the prefix cache saved at this step's admissions."""
     budget: int
     num_preemptions: int
+    num_changes: int = 0
+    """Parameters that have another value from this step on."""
+    gap: float = 0.0
+    """The longest gap between two tokens of a request, of those that ended with this step, in seconds."""
+    preempted_gap: float = 0.0
+    """The same of requests that were preempted meanwhile, which are not in `gap`."""
 
     @property
     def total(self) -> int:
@@ -87,25 +130,74 @@ class StepBar:
 
 
 @dataclass(frozen=True, slots=True)
+class Change:
+    """A parameter that has another value from a step on."""
+
+    name: str
+    old: int | float | str
+    new: int | float | str
+
+
+@dataclass(frozen=True, slots=True)
 class EventView:
-    """Something that happened to a request, at a step."""
+    """Something that happened at a step: to a request, or (kind "changed") to a parameter."""
 
     step: int
     kind: EventKind
-    request_id: str
+    request_id: str = ""
     preemption: Preemption | None = None
     finished: Finished | None = None
+    change: Change | None = None
+    number: int | None = None
+    """Of the request: its letter and colour, when nothing else is known of it any more."""
+    for_number: int | None = None
+    """Of the request for which it was preempted, if somebody asked for its blocks."""
+    num_redo_tokens: int = 0
+    """Of one that comes back after a preemption: tokens that it has to compute again."""
+    num_cached_tokens: int = 0
+    """And those that the prefix cache still held."""
+
+
+class Sample(msgspec.Struct, frozen=True, gc=False):
+    """One latency that somebody has seen, in seconds."""
+
+    step: int
+    seconds: float
+    is_long: bool
+    """Of a request with a long prompt."""
+    preempted: bool = False
+    """A gap between tokens in which the request was preempted."""
+
+
+@dataclass(slots=True)
+class Totals:
+    """What all steps so far add up to, in tokens."""
+
+    computed: int = 0
+    recomputed: int = 0
+    """Of the computed ones, those that had been computed before and were lost to a preemption."""
+    saved: int = 0
+    """Found in the prefix cache, and hence not computed."""
+    budget: int = 0
+    """What steps that computed anything might have computed."""
+    unused: Counter[str] = field(default_factory=Counter)
+    """What of it was not, by what kept it: the reason of the request at the head of the queue; "prefill" if decodes had
+    to wait; "threshold" if prompts were cut by it; "idle" if nobody could have used it."""
+
+    def copy(self) -> Totals:
+        return replace(self, unused=Counter(self.unused))
 
 
 class EngineView:
     """The state of the engine after the last applied trace. Only `apply` changes it."""
 
-    def __init__(self, max_steps: int = 10_000) -> None:
+    def __init__(self, max_bars: int = MAX_BARS) -> None:
         self.trace: StepTrace | None = None
         self.requests: dict[str, RequestView] = {}
         """Unfinished ones, and the last MAX_FINISHED that ended."""
         self.finished: deque[str] = deque()
-        self.bars: deque[StepBar] = deque(maxlen=max_steps)
+        self.bars: deque[StepBar] = deque(maxlen=max_bars)
+        """The last steps, for the time axis."""
         self.events: deque[EventView] = deque(maxlen=MAX_EVENTS)
         self.tables: dict[str, list[int]] = {}
         self.holders: dict[int, list[str]] = {}
@@ -113,17 +205,43 @@ class EngineView:
         self.cached: set[int] = set()
         self.evicted: frozenset[int] = frozenset()
         """Blocks that lost their cached content in the last step."""
+        self.samples: dict[Measure, deque[Sample]] = {m: deque(maxlen=MAX_SAMPLES) for m in get_args(Measure)}
+        """The last latencies of each kind, oldest first. Definitions are vLLM's: TTFT includes queueing, and a
+        preemption neither resets it nor interrupts a gap between tokens."""
+        self.totals = Totals()
         self.num_preemptions = 0
         self.num_finished = 0
-        self._num_arrived = 0
+        self._last_number = -1
+        """Of the request that arrived last."""
         self._recent: deque[tuple[float, int]] = deque(maxlen=256)
         """Start and output tokens of the last steps, for rates."""
+        self._own: set[str] = set()
+        """Ids of requests that no copy shares with this view."""
+
+    def copy(self) -> EngineView:
+        """A view of the same moment that goes on by itself."""
+        view = copy(self)
+        # Thousands may wait, and few of them change: whichever view changes one makes it its own first.
+        view.requests = self.requests.copy()
+        self._own, view._own = set(), set()
+        view.finished = self.finished.copy()
+        view.bars = self.bars.copy()
+        view.events = self.events.copy()
+        view.tables = {request_id: list(table) for request_id, table in self.tables.items()}
+        view.holders = {block: list(holders) for block, holders in self.holders.items()}
+        view.cached = self.cached.copy()
+        view.samples = {measure: samples.copy() for measure, samples in self.samples.items()}
+        view.totals = self.totals.copy()
+        view._recent = self._recent.copy()
+        return view
 
     def rates(self, seconds: float = 3.0) -> tuple[float, float]:
-        """Steps and output tokens a second between the steps of the last `seconds`, by the engine's clock."""
-        recent = [entry for entry in self._recent if entry[0] >= self._recent[-1][0] - seconds]
-        if len(recent) < 2:
+        """Steps and output tokens a second by the engine's clock, over the last `seconds` or the last step."""
+        if len(self._recent) < 2:
             return 0.0, 0.0
+        recent = [entry for entry in self._recent if entry[0] >= self._recent[-1][0] - seconds]
+        if len(recent) < 2:  # steps that take longer than that
+            recent = [self._recent[-2], self._recent[-1]]
         elapsed = max(recent[-1][0] - recent[0][0], 1e-9)
         return (len(recent) - 1) / elapsed, sum(tokens for _, tokens in recent[:-1]) / elapsed
 
@@ -146,27 +264,33 @@ class EngineView:
         """Take in the next trace."""
         # Not sooner: the last trace may name all those that ended in it.
         while len(self.finished) > MAX_FINISHED:
-            del self.requests[self.finished.popleft()]
+            forgotten = self.finished.popleft()
+            del self.requests[forgotten]
+            self._own.discard(forgotten)
+        changes = config_changes(self.trace.config, trace.config) if self.trace else []
         self.trace = trace
         step = trace.step
+        self.events.extend(EventView(step, "changed", change=change) for change in changes)
         for arrival in trace.arrivals:
             self._arrive(arrival, step)
         self._apply_blocks(trace)
         for preemption in trace.preemptions:
             self._preempt(preemption, step)
         for scheduled in trace.scheduled:
-            self._schedule(scheduled, step)
+            self._schedule(scheduled, trace)
         for output in trace.outputs:
-            request = self.requests[output.request_id]
+            request = self._to_change(output.request_id)
             request.num_output_tokens += 1
             request.text += output.text
             request.last_text = output.text
+            self._time(request, trace)
             if request.num_output_tokens == 1:
-                self.events.append(EventView(step, "first token", output.request_id))
+                self.events.append(EventView(step, "first token", output.request_id, number=request.number))
         for finished in trace.finished:
             self._finish(finished, step)
         for request_id, table in self.tables.items():
-            self.requests[request_id].num_blocks = len(table)
+            if self.requests[request_id].num_blocks != len(table):
+                self._to_change(request_id).num_blocks = len(table)
         self._recent.append((trace.started, len(trace.outputs)))
         self.bars.append(
             StepBar(
@@ -177,22 +301,74 @@ class EngineView:
                 sum(scheduled.num_cached_tokens for scheduled in trace.scheduled),
                 trace.config.max_num_batched_tokens,
                 len(trace.preemptions),
+                len(changes),
+                self._longest_gap(step, preempted=False),
+                self._longest_gap(step, preempted=True),
             )
         )
+        self._add_up(trace, self.bars[-1])
+
+    def _time(self, request: RequestView, trace: StepTrace) -> None:
+        """Note when a token was there: when its step was over."""
+        now = trace.started + trace.times.total
+        if request.num_output_tokens == 1:
+            request.ttft = now - request.arrived
+            self.samples["ttft"].append(Sample(trace.step, request.ttft, request.is_long))
+        else:
+            request.itl.append(now - request.last_token_at)
+            preempted = bool(request.preempted_at) and request.preempted_at[-1] > request.last_token_step
+            self.samples["itl"].append(Sample(trace.step, request.itl[-1], request.is_long, preempted))
+        request.last_token_at = now
+        request.last_token_step = trace.step
+
+    def _longest_gap(self, step: int, *, preempted: bool) -> float:
+        gaps = takewhile(lambda sample: sample.step == step, reversed(self.samples["itl"]))
+        return max((gap.seconds for gap in gaps if gap.preempted == preempted), default=0.0)
+
+    def _add_up(self, trace: StepTrace, bar: StepBar) -> None:
+        if not trace.scheduled:
+            return
+        totals = self.totals
+        totals.computed += bar.total
+        totals.recomputed += bar.recompute
+        totals.saved += bar.cached
+        totals.budget += bar.budget
+        if bar.total < bar.budget:
+            totals.unused[_unused_by(trace)] += bar.budget - bar.total
 
     def _arrive(self, arrival: Arrival, step: int) -> None:
+        if arrival.request_id in self.finished:  # the id of one that has ended can be given again
+            self.finished.remove(arrival.request_id)
         request = RequestView(
             arrival.request_id,
-            self._num_arrived,
+            self._next_number(),
             arrival.label,
             arrival.prompt,
             arrival.num_prompt_tokens,
             arrival.max_tokens,
+            arrival.priority,
+            arrival.time,
             target=arrival.num_prompt_tokens,
         )
         request.spans.append(Span("waiting", step, None))
-        self._num_arrived += 1
+        self._last_number = request.number
         self.requests[arrival.request_id] = request
+        self._own.add(arrival.request_id)
+
+    def _next_number(self) -> int:
+        """The next one whose letter nobody has who has not ended; if all letters are taken, simply the next."""
+        following = range(self._last_number + 1, self._last_number + 1 + len(LETTERS))
+        if len(self.requests) - len(self.finished) >= len(LETTERS):
+            return following[0]
+        taken = {request.letter for request in self.requests.values() if request.finished is None}
+        return next((number for number in following if letter(number) not in taken), following[0])
+
+    def _to_change(self, request_id: str) -> RequestView:
+        """The request, so that it can be changed."""
+        if request_id not in self._own:
+            self.requests[request_id] = self.requests[request_id].copy()
+            self._own.add(request_id)
+        return self.requests[request_id]
 
     def _apply_blocks(self, trace: StepTrace) -> None:
         evicted: set[int] = set()
@@ -226,25 +402,43 @@ class EngineView:
             self.cached.add(to)
 
     def _preempt(self, preemption: Preemption, step: int) -> None:
-        request = self.requests[preemption.request_id]
+        request = self._to_change(preemption.request_id)
         request.preempted_at.append(step)
         request.num_computed_tokens = 0
-        request.num_lost_tokens += preemption.num_lost_tokens
+        request.num_lost_tokens = preemption.num_lost_tokens
         request.num_blocks = 0
         request.last = None
         request.spans.append(Span("waiting", step, None))
         self.num_preemptions += 1
-        self.events.append(EventView(step, "preempted", preemption.request_id, preemption=preemption))
+        asker = self.requests.get(preemption.for_request_id)
+        self.events.append(
+            EventView(
+                step,
+                "preempted",
+                preemption.request_id,
+                preemption=preemption,
+                number=request.number,
+                for_number=asker.number if asker else None,
+            )
+        )
 
-    def _schedule(self, scheduled: Scheduled, step: int) -> None:
-        request = self.requests[scheduled.request_id]
+    def _schedule(self, scheduled: Scheduled, trace: StepTrace) -> None:
+        step = trace.step
+        request = self._to_change(scheduled.request_id)
+        if request.queue_time is None:
+            request.queue_time = trace.started - request.arrived
+            self.samples["queue"].append(Sample(step, request.queue_time, request.is_long))
         request.num_computed_tokens = scheduled.end
+        request.num_work_tokens += scheduled.num_tokens
+        request.num_recomputed_tokens += scheduled.num_recomputed_tokens
         request.target = scheduled.target
         request.last = scheduled
         request.last_step = step
         request.last_text = ""
         if scheduled.admitted:
             request.num_cached_tokens = scheduled.num_cached_tokens
+            if request.preempted_at:
+                self._resume(request, scheduled, step)
         span = request.spans[-1]
         if span.kind == scheduled.kind and span.last == step - 1:
             span.last = step
@@ -253,13 +447,47 @@ class EngineView:
             span.last = step - 1
         request.spans.append(Span(scheduled.kind, step, step))
 
+    def _resume(self, request: RequestView, scheduled: Scheduled, step: int) -> None:
+        """Now it is known what its preemption costs: what the prefix cache still held need not be computed again."""
+        num_cached = min(scheduled.num_cached_tokens, request.num_lost_tokens)
+        num_redo = request.num_lost_tokens - num_cached
+        self.events.append(
+            EventView(
+                step,
+                "resumed",
+                request.request_id,
+                number=request.number,
+                num_redo_tokens=num_redo,
+                num_cached_tokens=num_cached,
+            )
+        )
+
     def _finish(self, finished: Finished, step: int) -> None:
-        request = self.requests[finished.request_id]
+        request = self._to_change(finished.request_id)
         request.finished = finished
         request.num_blocks = 0
         if request.spans[-1].last is None:
             request.spans[-1].last = step - 1
         self.num_finished += 1
+        if finished.e2e is not None and finished.reason != "abort":
+            self.samples["e2e"].append(Sample(step, finished.e2e, request.is_long))
         kind: EventKind = "aborted" if finished.reason == "abort" else "finished"
-        self.events.append(EventView(step, kind, finished.request_id, finished=finished))
+        self.events.append(EventView(step, kind, finished.request_id, finished=finished, number=request.number))
         self.finished.append(finished.request_id)
+
+
+def _unused_by(trace: StepTrace) -> str:
+    """What kept requests from using up the budget."""
+    if trace.blocked:
+        return trace.blocked.reason
+    if trace.unserved:
+        return trace.unserved[0].reason
+    return "threshold" if any(item.cut_by == "threshold" for item in trace.scheduled) else "idle"
+
+
+def config_changes(old: EngineConfig, new: EngineConfig) -> list[Change]:
+    """Which parameters differ, and how."""
+    if old == new:
+        return []
+    values = ((f.name, getattr(old, f.name), getattr(new, f.name)) for f in fields(EngineConfig))
+    return [Change(name, before, after) for name, before, after in values if before != after]

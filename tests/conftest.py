@@ -12,3 +12,7 @@ for name in list(os.environ):
     if name.startswith("NANOVIZ_") and name != "NANOVIZ_CACHE":
         del os.environ[name]
 os.environ["NANOVIZ_CONFIG"] = os.devnull
+# Nor on the terminal that it is started in.
+for name in ("NO_COLOR", "COLUMNS", "LINES"):  # pytest-xdist gives its processes a size
+    os.environ.pop(name, None)
+os.environ["TERM"], os.environ["COLORTERM"] = "xterm-256color", "truecolor"

@@ -4,11 +4,23 @@ from __future__ import annotations
 
 from itertools import islice
 
+from textual.message import Message
+
 from app.view import EngineView, StepBar
 
 WIDE_GUTTER = 29
 NARROW_GUTTER = 18
 WIDE_FROM = 66
+
+
+class GoTo(Message):
+    """Somebody has pointed at a step of the past, to see it."""
+
+    def __init__(self, step: int, *, stay: bool = False) -> None:
+        super().__init__()
+        self.step = step
+        self.stay = stay
+        """Also if it is the newest step, which newer ones would push aside."""
 
 
 def gutter(width: int) -> int:

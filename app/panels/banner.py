@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from app.palette import BRIGHT, DECODE, DIM, FAINT, PREEMPTED, style
 from app.panels.panel import Panel, Part, wrap_parts
 from app.protocol import Failed, Loading
@@ -15,15 +17,17 @@ MAX_LINES = 5
 class Banner(Panel):
     """Nothing to see once the engine runs."""
 
-    def __init__(self, *, id: str) -> None:
-        super().__init__(id=id)
+    can_focus = False
+
+    def __init__(self, *, id: str, keys: Mapping[str, str] | None = None) -> None:
+        super().__init__(id=id, keys=keys)
         self.progress: Loading | None = None
         self.failed: Failed | None = None
 
     def lines(self, width: int) -> list[list[Part]]:
         if self.failed:
-            keys: list[Part] = [("r", style(BRIGHT, bold=True)), (" starts it again, ", style(DIM))]
-            keys += [("q", style(BRIGHT, bold=True)), (" leaves", style(DIM))]
+            keys: list[Part] = [(self.keys["restart"], style(BRIGHT, bold=True)), (" starts it again, ", style(DIM))]
+            keys += [(self.keys["quit"], style(BRIGHT, bold=True)), (" leaves", style(DIM))]
             text = f"✗ {printable(' '.join(self.failed.error.split()))}"
             lines = wrap_parts([(text, style(PREEMPTED, bold=True))], max(20, width), indent=2)
             if len(lines) > MAX_LINES:

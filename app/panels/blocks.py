@@ -2,21 +2,46 @@
 
 from __future__ import annotations
 
-from app.palette import CACHED, DIM, FAINT, owner_cell, owner_color, owner_letter, style
+from collections.abc import Mapping
+
+from app.palette import CACHED, DIM, FAINT, TEXT, owner_cell, owner_color, owner_letter, style
 from app.panels.panel import Panel, Part, heading
+from app.view import EngineView, RequestView
+from app.words import letters, plural
 
 FILL = "▏▎▍▌▋▊▉"
 CELL = 2
 """Cells of the screen for a block, where there is room: its letter, and how full it is."""
 
 
+def held(view: EngineView, request: RequestView, index: int) -> list[Part]:
+    """Block number `index` of a request's table in CELL cells: whose it is, and what is to be said of it."""
+    assert view.config is not None
+    block = view.tables[request.request_id][index]
+    num_holders = len(view.holders[block])
+    share = view.fill(request.request_id, index) / view.config.block_size
+    look = owner_cell(request.number)
+    if block in view.evicted:
+        return [(f"{request.letter}~", look)]
+    if num_holders > 1:
+        return [(request.letter + (str(num_holders) if num_holders < 10 else "+"), look)]
+    if share >= 1:
+        return [(f"{request.letter} ", look)]
+    return [(request.letter, look), (FILL[int(share * len(FILL))], style(owner_color(request.number)))]
+
+
 class BlocksPanel(Panel):
     """One block after another by number, from 1. If they do not fit, a cell stands for several and says so."""
+
+    def __init__(self, *, id: str, keys: Mapping[str, str] | None = None) -> None:
+        super().__init__(id=id, keys=keys)
+        self.only: str | None = None
+        """The request whose blocks are to stand out, if they are; all others are dim then."""
 
     def draw(self, width: int, height: int) -> list[list[Part]]:
         config = self.view.config
         if config is None:
-            return [heading("KV blocks", "", width)]
+            return [heading("KV blocks", "", width), [("memory: who holds which block", style(DIM))]]
         total = config.num_usable_blocks
         rows = max(1, height - 2)
         cells = CELL if total <= width // CELL * rows else 1
@@ -32,34 +57,42 @@ class BlocksPanel(Panel):
                 line = []
         if line:
             lines.append(line)
-        return [*lines, self._legend(width, cells, per_cell)]
+        return [*lines, self._whose(self.only) if self.only else self._legend(width, cells, per_cell)]
 
     def _cell(self, first: int, last: int, indices: dict[int, int], cells: int) -> list[Part]:
-        """The blocks [first, last) as one cell: the first that is held speaks for all of them."""
-        block = next((b for b in range(first, last) if b in self.view.holders), first)
+        """The blocks [first, last) as one cell: one that stands out speaks for all, else the first that is held."""
+        taken = [block for block in range(first, last) if block in self.view.holders]
+        block = next((b for b in taken if self.only in self.view.holders[b]), taken[0] if taken else first)
         holders = self.view.holders.get(block)
         if not holders:
             return [self._free(block, cells)]
+        if self.only:
+            holders = sorted(holders, key=lambda request_id: request_id != self.only)
         request = self.view.requests[holders[0]]
+        if self.only not in (None, holders[0]):
+            return [(request.letter.ljust(cells), style(DIM))]
+        index = indices[block]
+        if cells == CELL:
+            return held(self.view, request, index)
         assert self.view.config is not None
-        share = self.view.fill(holders[0], indices[block]) / self.view.config.block_size
-        full = share >= 1
-        look = owner_cell(request.number) if full or cells == CELL else owner_letter(request.number)
-        if cells == 1:
-            return [(request.letter, look)]
-        if block in self.view.evicted:
-            return [(request.letter, look), ("~", owner_cell(request.number))]
-        if len(holders) > 1:
-            count = str(len(holders)) if len(holders) < 10 else "+"
-            return [(request.letter, look), (count, owner_cell(request.number))]
-        if full:
-            return [(f"{request.letter} ", look)]
-        return [(request.letter, look), (FILL[int(share * len(FILL))], style(owner_color(request.number)))]
+        full = self.view.fill(request.request_id, index) == self.view.config.block_size
+        return [(request.letter, owner_cell(request.number) if full else owner_letter(request.number))]
 
     def _free(self, block: int, cells: int) -> Part:
         if block in self.view.cached:
-            return ("░" * cells, style(CACHED))
+            return ("░" * cells, style(FAINT if self.only else CACHED))
         return ("·".ljust(cells), style(FAINT))
+
+    def _whose(self, request_id: str) -> list[Part]:
+        """Whose blocks stand out, and how many there are."""
+        if request_id not in self.view.requests:
+            return [("only those of the selected request: none", style(DIM))]
+        table = self.view.tables.get(request_id, [])
+        num_shared = sum(len(self.view.holders[block]) > 1 for block in table)
+        shared = f", {num_shared} shared" if num_shared else ""
+        who = letters([request_id], self.view)
+        count = f"{plural(len(table), 'block')}{shared}"
+        return [("only ", style(DIM)), *who, (count, style(TEXT)), (f"; {self.keys['only']}: all", style(DIM))]
 
     @staticmethod
     def _legend(width: int, cells: int, per_cell: int) -> list[Part]:

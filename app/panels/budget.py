@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Sequence
 
-from app.palette import CACHED, DECODE, DIM, FAINT, PREEMPTED, PREFILL, RECOMPUTE, style
-from app.panels.axis import columns, gutter
+from app.palette import (
+    CACHED,
+    CACHED_GLYPH,
+    DECODE,
+    DIM,
+    FAINT,
+    KIND_GLYPHS,
+    PREEMPTED,
+    PREFILL,
+    RECOMPUTE,
+    WAITING,
+    cached,
+    is_textured,
+    style,
+)
+from app.panels.axis import WIDE_GUTTER, columns, gutter
 from app.panels.panel import Panel, Part, heading
+from app.text import fit
 from app.view import StepBar
+from app.words import short
 
 EIGHTHS = " ▁▂▃▄▅▆▇█"
+GLYPHS = {**KIND_GLYPHS, CACHED: CACHED_GLYPH}
+LIMIT = "┈"
+PREEMPTED_MARK, CHANGED_MARK, BOTH_MARK = "▼", "±", "‡"
 
 
 class BudgetPanel(Panel):
@@ -19,40 +38,43 @@ class BudgetPanel(Panel):
         left = gutter(width)
         rows = height - 2
         bars = columns(self.view, width)
-        note = "decode · prefill · recompute under the budget" if width >= 70 else ""
+        note = " · ".join(f"{_sign(kind)}{kind}" for kind in (DECODE, PREFILL, RECOMPUTE))
+        note = f"{note} under the budget" if width >= 70 else ""
         lines = [heading("Token budget", note, width)]
         if rows < 1:
             return lines
+        if not bars:
+            return [*lines, [("a column for each step", style(DIM))]]
         top = max((bar.budget for bar in bars), default=0)
         cells = [_column(bar, top, rows) for bar in bars]
         gap = width - left - len(bars)
-        numbers = self._numbers()
+        numbers = self._numbers(" " if left == WIDE_GUTTER else "")
         for row in range(rows):
             level = rows - 1 - row
             label = self._scale(row, rows, top)
             number, look = numbers[row] if row < len(numbers) else ("", style(DIM))
-            line: list[Part] = [(number.ljust(left - len(label)), look), (label, style(DIM)), (" " * gap, style())]
+            line: list[Part] = [(fit(number, left - len(label)), look), (label, style(DIM)), (" " * gap, style())]
             line += [column[level] for column in cells]
             lines.append(line)
         marks: list[Part] = [(" " * (left + gap), style())]
-        marks += [("▼", style(PREEMPTED, bold=True)) if bar.num_preemptions else ("─", style(FAINT)) for bar in bars]
+        marks += [_mark(bar) for bar in bars]
         lines.append(marks)
         return lines
 
-    def _numbers(self) -> list[Part]:
+    def _numbers(self, space: str) -> list[Part]:
         """What the shown step's budget went to, in figures."""
         if not self.view.bars:
             return []
         bar = self.view.bars[-1]
         numbers: list[Part] = [
             ("this step", style(DIM)),
-            (f"{bar.decode} decode", style(DECODE)),
-            (f"{bar.prefill} prefill", style(PREFILL)),
-            (f"{bar.recompute} recompute", style(RECOMPUTE)),
+            (f"{_sign(DECODE, space)}{bar.decode} decode", style(DECODE)),
+            (f"{_sign(PREFILL, space)}{bar.prefill} prefill", style(PREFILL)),
+            (f"{_sign(RECOMPUTE, space)}{bar.recompute} recompute", style(RECOMPUTE)),
             (f"{bar.budget - bar.total} unused", style(DIM)),
         ]
         if bar.cached:
-            numbers.append((f"{bar.cached} cached", style(CACHED)))
+            numbers.append((f"{_sign(CACHED, space)}{bar.cached} cached", style(CACHED)))
         return numbers
 
     @staticmethod
@@ -60,20 +82,62 @@ class BudgetPanel(Panel):
         if not top:
             return " "
         if row == 0:
-            return f"{top} ┤"
+            return f"{short(top)} ┤"
         if row == rows - 1:
             return "0 ┤"
         if rows >= 5 and row == rows // 2:
-            return f"{round(top * (rows - row) / rows)} ┤"
+            return f"{short(round(top * (rows - row) / rows))} ┤"
         return "│"
 
 
-@lru_cache(maxsize=1024)
-def _column(bar: StepBar, top: int, rows: int) -> tuple[Part, ...]:
-    """One step's cells, bottom first. A cell holds at most two colours: the two that fill most of it.
+def _mark(bar: StepBar) -> Part:
+    """Whether somebody was preempted in a step, or a parameter changed with it, or both; or the prefix cache helped,
+    which cannot be seen where the column is full."""
+    if bar.num_preemptions:
+        return (BOTH_MARK if bar.num_changes else PREEMPTED_MARK, style(PREEMPTED, bold=True))
+    if bar.num_changes:
+        return (CHANGED_MARK, style(WAITING, bold=True))
+    return (CACHED_GLYPH, style(CACHED)) if bar.cached else ("─", style(FAINT))
 
-    A step is drawn again and again while it moves to the left, always the same.
-    """
+
+def _sign(kind: str, space: str = " ") -> str:
+    """What a kind's cells are, where their colours do not say it."""
+    return GLYPHS[kind] + space if is_textured() else ""
+
+
+@cached
+def _column(bar: StepBar, top: int, rows: int) -> tuple[Part, ...]:
+    """One step's cells, bottom first. A step is drawn again and again while it moves to the left, always the same."""
+    return _textures(bar, top, rows) if is_textured() else _eighths(bar, top, rows)
+
+
+def _textures(bar: StepBar, top: int, rows: int) -> tuple[Part, ...]:
+    """Whole cells, one at least for each kind that there is: each cell says its kind by its sign."""
+    amounts = {DECODE: bar.decode, PREFILL: bar.prefill, RECOMPUTE: bar.recompute, CACHED: bar.cached}
+    sizes = _whole(list(amounts.values()), top, rows)
+    cells: list[Part] = []
+    for kind, size in zip(amounts, sizes, strict=True):
+        cells += [(GLYPHS[kind], style(kind))] * size
+    limit = max(0, round(bar.budget * rows / top) - 1)
+    cells += [(LIMIT if row == limit else " ", style(FAINT)) for row in range(len(cells), rows)]
+    return tuple(cells[:rows])
+
+
+def _whole(amounts: Sequence[int], top: int, rows: int) -> list[int]:
+    """The amounts in rows, none of them left out; if that makes too many, the largest have fewer."""
+    sizes: list[int] = []
+    total = 0
+    for amount in amounts:
+        total += amount
+        size = round(total * rows / top) - sum(sizes)
+        sizes.append(max(size, 1) if amount else 0)
+    while sum(sizes) > rows and max(sizes) > 1:
+        sizes[sizes.index(max(sizes))] -= 1
+    return sizes
+
+
+def _eighths(bar: StepBar, top: int, rows: int) -> tuple[Part, ...]:
+    """A cell holds at most two colours: the two that fill most of it."""
 
     def level(tokens: int) -> int:
         exact = round(tokens * rows * 8 / top)
@@ -99,11 +163,11 @@ def _column(bar: StepBar, top: int, rows: int) -> tuple[Part, ...]:
 
 def _cell(parts: list[tuple[int, str]], *, is_limit: bool) -> Part:
     if not parts:
-        return ("┈" if is_limit else " ", style(FAINT))
+        return (LIMIT if is_limit else " ", style(FAINT))
     (size, color), *rest = parts
     if not rest:
         if color == CACHED:
-            return ("░", style(color))
+            return (CACHED_GLYPH, style(color))
         return (EIGHTHS[size], style(color))
     upper = rest[0]
     if size + upper[0] == 8:

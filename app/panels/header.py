@@ -7,23 +7,31 @@ from rich.cells import cell_len
 from app.palette import BACKGROUND, BRIGHT, DECODE, DIM, PREEMPTED, TEXT, WAITING, style
 from app.panels.panel import Panel, Part
 from app.protocol import Ready
+from app.session import EngineState
 from app.text import printable
 from app.words import plural
 from engine.config import EngineConfig
 
-RUNNING, PAUSED, IDLE, LOADING, DEAD = "running", "paused", "idle", "loading", "dead"
-SIGNS = {RUNNING: "▶", PAUSED: "‖", IDLE: "◦", LOADING: "…", DEAD: "✗"}
+SIGNS: dict[EngineState, str] = {"running": "▶", "paused": "‖", "idle": "◦", "loading": "…", "dead": "✗"}
+COLORS: dict[EngineState, str] = {"running": DECODE, "paused": WAITING, "dead": PREEMPTED}
 
 
 class Header(Panel):
     """Drops what matters least where room is short."""
 
+    can_focus = False
+
     def __init__(self, *, id: str) -> None:
         super().__init__(id=id)
         self.ready: Ready | None = None
-        self.state = LOADING
+        self.state: EngineState = "loading"
         self.steps_per_second = 0.0
         self.paused = False
+        self.load = 0.0
+        """Requests a second that arrive by themselves."""
+        self.steps_back = 0
+        self.slow: float | None = None
+        """Frames a second, if the terminal takes fewer than are wanted."""
         self.config = EngineConfig()
 
     def draw(self, width: int, height: int) -> list[list[Part]]:
@@ -51,13 +59,19 @@ class Header(Panel):
             text = f" · budget {self.config.max_num_batched_tokens} · {pool} KV"
             groups.append((10, [(text, style(DIM))]))
         groups.append((1, self._pace()))
+        if self.slow is not None and self.state == "running":
+            groups.append((3, [(f" {self.slow:.0f} fps", style(WAITING))]))
+            groups.append((12, [(" slow terminal", style(WAITING))]))
+        if self.load:
+            groups.append((3, [(f" load {self.load:g}/s", style(WAITING))]))
         view = self.view
         if view.trace is None:
             return groups
         trace = view.trace
-        steps, tokens = view.rates() if self.state == RUNNING else (0.0, 0.0)
-        groups.append((7, [(f" {steps:.1f} steps/s", style(DIM))]))
-        groups.append((5, [(f"  {tokens:.0f} tok/s", style(DIM))]))
+        if self.state == "running" or self.steps_back:
+            steps, tokens = view.rates()
+            groups.append((7, [(f" {steps:.1f} steps/s", style(DIM))]))
+            groups.append((5, [(f"  {tokens:.0f} tok/s", style(DIM))]))
         running = sum(view.requests[request_id].finished is None for request_id in trace.running)
         seats = trace.config.max_num_seqs
         groups.append((2, [("  run ", style(DIM)), (f"{running}/{seats}", style(BRIGHT, bold=True))]))
@@ -71,13 +85,15 @@ class Header(Panel):
 
     def _pace(self) -> list[Part]:
         step = f" step {self.view.trace.step:,}" if self.view.trace else ""
-        color = {RUNNING: DECODE, PAUSED: WAITING, DEAD: PREEMPTED}.get(self.state, DIM)
+        color = COLORS.get(self.state, DIM)
         parts: list[Part] = [(f"  {SIGNS[self.state]}", style(color, bold=True))]
-        if self.state != RUNNING:
+        if self.state != "running":
             parts.append((f" {self.state}", style(color, bold=True)))
-        if self.paused and self.state == LOADING:
-            parts.append((f" {SIGNS[PAUSED]} {PAUSED}", style(WAITING, bold=True)))
+        if self.paused and self.state == "loading":
+            parts.append((f" {SIGNS['paused']} paused", style(WAITING, bold=True)))
         parts.append((step, style(TEXT, bold=True)))
+        if self.steps_back:
+            parts.append((f" ◂ {self.steps_back:,} back", style(WAITING, bold=True)))
         if self.steps_per_second:
             parts.append((f" ≤{self.steps_per_second:g}/s", style(WAITING)))
         return parts

@@ -7,6 +7,7 @@ from app.panels.panel import Panel, Part, heading
 from app.text import printable, wrap
 from app.view import RequestView
 from app.words import ended
+from engine.trace import StepTrace
 
 WIDE = 38
 """Columns from which the heading has room for more than the state."""
@@ -24,9 +25,9 @@ class OutputPanel(Panel):
     def draw(self, width: int, height: int) -> list[list[Part]]:
         request = self.view.requests.get(self.selected) if self.selected else None
         if request is None:
-            note = "not in a step yet" if self.selected else "j and k select a request"
+            note = "not in a step yet" if self.selected else "the selected request's text"
             return [heading("Output", "", width), [(note, style(DIM))]]
-        state = f"{request.letter} · {self._state(request)}"
+        state = f"{request.letter} · {state_of(request, self.view.trace)}"
         lines = [heading("Output", state + (_costs(request) if width >= WIDE else ""), width)]
         if height > SMALL:
             beginning = " ".join(request.prompt[: 2 * width].split())
@@ -35,8 +36,12 @@ class OutputPanel(Panel):
         return lines + self._text(request, width, room)[-room:]
 
     def _text(self, request: RequestView, width: int, height: int) -> list[list[Part]]:
-        """At least the last `height` lines of the text; what lies further back is not even looked at."""
-        wrapped = wrap(request.text[-(height + 1) * width :], width)
+        """At least the last `height` lines of the text; paragraphs that end before them are not even looked at.
+
+        They begin with a whole paragraph: begun anywhere else, the lines would break anew with every token.
+        """
+        begin = request.text.rfind("\n", 0, max(0, len(request.text) - (height + 1) * width)) + 1
+        wrapped = wrap(request.text[begin:], width)
         lines: list[list[Part]] = [[(line, style(TEXT))] for line in wrapped]
         trace = self.view.trace
         is_fresh = trace is not None and request.last_step == trace.step and request.finished is None
@@ -50,17 +55,18 @@ class OutputPanel(Panel):
             lines.append([(ended(request.finished), style(BRIGHT))])
         return lines
 
-    def _state(self, request: RequestView) -> str:
-        trace = self.view.trace
-        if request.finished:
-            return request.finished.reason
-        if trace is not None and request.request_id in trace.running:
-            return request.last.kind if request.last and request.is_prefilling else "decode"
-        return "preempted" if request.preempted_at else "waiting"
+
+def state_of(request: RequestView, trace: StepTrace | None) -> str:
+    """What a request does in the step that is shown, in a word."""
+    if request.finished:
+        return request.finished.reason
+    if trace is not None and request.request_id in trace.running:
+        return request.last.kind if request.last and request.is_prefilling else "decode"
+    return "preempted" if request.preempted_at else "waiting"
 
 
 def _costs(request: RequestView) -> str:
-    """What the prefix cache saved at its last admission, and what preemptions threw away, in tokens."""
+    """What the prefix cache saved at its last admission, and what preemptions made it compute again, in tokens."""
     cached = f" · {request.num_cached_tokens} cached" if request.num_cached_tokens else ""
-    lost = f" · {request.num_lost_tokens} lost" if request.num_lost_tokens else ""
-    return cached + lost
+    redone = f" · {request.num_recomputed_tokens} redone" if request.num_recomputed_tokens else ""
+    return cached + redone

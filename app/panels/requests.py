@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Mapping, Sequence
+from itertools import repeat
 from typing import Literal
+
+from textual.events import Click, MouseScrollDown, MouseScrollUp
+from textual.message import Message
 
 from app.palette import (
     BRIGHT,
@@ -24,90 +26,145 @@ from app.palette import (
     style,
 )
 from app.panels.axis import WIDE_GUTTER, gutter, num_columns
+from app.panels.hints import hints
 from app.panels.panel import Panel, Part, heading
+from app.session import Pending
 from app.text import fit
 from app.view import RequestView
-from app.words import waits
+from app.words import short, waits
 
-HINTS = (
-    ("s", "a short request"),
-    ("l", "a long one, some 500 tokens"),
-    ("b", "a burst of short ones"),
-    ("llll b", "more than the memory holds: somebody will be preempted"),
-    ("?", "what all this means"),
-)
+WHEEL_ROWS = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Pending:
-    """A request that was sent and has not been in a trace yet."""
-
-    request_id: str
-    label: str
-    state: str
-
-
-UNLISTED = ""
-"""Stands for the requests that the trace does not name, where other rows have an id."""
-Row = tuple[str | None, Callable[[], list[Part]]]
-"""A row's request, if it has one, and how to draw it; only rows in sight are drawn."""
+Kind = Literal["running", "waiting", "sent", "ended", "divider", "unnamed"]
+Row = tuple[str | None, Kind]
+"""A row's request, if it has one, and what it is; there may be thousands, of which only those in sight are drawn."""
 
 
 class RequestsPanel(Panel):
-    """Rows are in the scheduler's order: running, a divider, waiting, sent, then those that ended last."""
+    """Rows are in the scheduler's order: running, a divider, waiting, sent, then those that ended last.
 
-    def __init__(self, *, id: str) -> None:
-        super().__init__(id=id)
+    Of a long queue the trace names the first; the others follow in the order in which they arrived.
+    """
+
+    class Clicked(Message):
+        """Somebody has clicked on the row of a request."""
+
+        def __init__(self, request_id: str) -> None:
+            super().__init__()
+            self.request_id = request_id
+
+    def __init__(self, *, id: str, keys: Mapping[str, str] | None = None) -> None:
+        super().__init__(id=id, keys=keys)
         self.selected: str | None = None
         self.pending: tuple[Pending, ...] = ()
         self.aborting: frozenset[str] = frozenset()
         """Requests whose abort takes effect with the next step."""
+        self._scrolled: int | None = None
+        """The first row in sight, if somebody has turned the wheel; otherwise the selected one is in sight."""
+        self._first = 0
+        self._num_rows = 0
+        self._in_sight: list[str | None] = []
+        """The request of each row that is drawn, from the top."""
 
     def order(self) -> list[str]:
         """Ids of all rows that can be selected, from the top."""
-        trace = self.view.trace
-        alive = [r for r in (*trace.running, *trace.waiting) if not self._ended(r)] if trace else []
-        return [*alive, *(pending.request_id for pending in self.pending), *reversed(self.view.finished)]
+        sent = (pending.request_id for pending in self.pending)
+        return [*self._runners(), *self._waiters(), *self._unnamed(), *sent, *reversed(self.view.finished)]
 
     def draw(self, width: int, height: int) -> list[list[Part]]:
-        trace = self.view.trace
-        running = [r for r in trace.running if not self._ended(r)] if trace else []
-        waiting = [r for r in trace.waiting if not self._ended(r)] if trace else []
-        more = trace.num_waiting - len(trace.waiting) if trace else 0
-        counts = f"running {len(running)} · waiting {len(waiting) + more} · finished {self.view.num_finished}"
+        running, waiting, unnamed = self._runners(), self._waiters(), self._unnamed()
+        num_waiting = len(waiting) + len(unnamed)
+        counts = f"running {len(running)} · waiting {num_waiting:,} · finished {self.view.num_finished:,}"
         if self.pending:
             counts = f"sent {len(self.pending)} · {counts}"
         note = f"{counts} · last {num_columns(width)} steps" if width >= WIDE_GUTTER * 3 else counts
         lines = [heading("Requests", note, width)]
+        self._in_sight = []
         if not running and not waiting and not self.view.finished and not self.pending:
-            return (
-                lines + [[]] + [[(f"  {key:<8}", style(BRIGHT, bold=True)), (text, style(TEXT))] for key, text in HINTS]
-            )
-        rows: list[Row] = [(r, partial(self._row, r, width, "running")) for r in running]
+            return lines + hints(self.keys, width, height - 1)
+        rows: list[Row] = list(zip(running, repeat("running")))
         if waiting or self.pending:
-            rows.append((None, partial(self._divider, width)))
-            rows += [(r, partial(self._row, r, width, "waiting")) for r in waiting]
-            if more:
-                rows.append((UNLISTED, partial(_note, f"and {more:,} more waiting")))
-            rows += [(pending.request_id, partial(self._pending_row, pending)) for pending in self.pending]
-        rows += [(r, partial(self._row, r, width, "ended")) for r in reversed(self.view.finished)]
-        return lines + self._window(rows, height - 1, more)
+            rows.append((None, "divider"))
+            rows += zip(waiting, repeat("waiting"))
+            if unnamed:
+                rows.append((None, "unnamed"))
+                rows += zip(unnamed, repeat("waiting"))
+            rows += [(pending.request_id, "sent") for pending in self.pending]
+        rows += zip(reversed(self.view.finished), repeat("ended"))
+        return lines + self._window(rows, width, height - 1)
 
-    def _window(self, rows: Sequence[Row], height: int, num_unlisted: int) -> list[list[Part]]:
-        """As many rows as fit, with the selected one among them. `num_unlisted` requests have no row of their own."""
-        position = next((i for i, (request_id, _) in enumerate(rows) if request_id == self.selected), 0)
-        first = max(0, min(position - height // 2, len(rows) - height)) if position >= height - 1 else 0
-        shown = [draw() for _, draw in rows[first : first + height]]
+    def _window(self, rows: Sequence[Row], width: int, height: int) -> list[list[Part]]:
+        """As many rows as fit, with the selected one among them."""
+        if self._scrolled is None:
+            position = next((i for i, (request_id, _) in enumerate(rows) if request_id == self.selected), 0)
+            first = position - height // 2 if position >= height - 1 else 0
+        else:
+            first = self._scrolled
+        first = max(0, min(first, len(rows) - height))
+        self._first, self._num_rows = first, len(rows)
+        shown = [self._drawn(row, width) for row in rows[first : first + height]]
+        self._in_sight = [request_id for request_id, _ in rows[first : first + height]]
 
         def count(hidden: Sequence[Row]) -> str:
-            return f"{sum(num_unlisted if r == UNLISTED else r is not None for r, _ in hidden):,}"
+            return f"{sum(request_id is not None for request_id, _ in hidden):,}"
 
+        keys = f"{self.keys['previous']} {self.keys['next']}"
         # A row at the edge makes way for the note, and is one of those that it counts.
         if len(rows) > first + height > first:
-            shown[-1] = _note(f"j, k: {count(rows[first + height - 1 :])} more below")
+            shown[-1], self._in_sight[-1] = _note(f"{keys}: {count(rows[first + height - 1 :])} more below"), None
         if first and shown:
-            shown[0] = _note(f"j, k: {count(rows[: first + 1])} more above")
+            shown[0], self._in_sight[0] = _note(f"{keys}: {count(rows[: first + 1])} more above"), None
         return shown
+
+    def _drawn(self, row: Row, width: int) -> list[Part]:
+        request_id, kind = row
+        if request_id is None:
+            return (
+                self._divider(width) if kind == "divider" else _note(f"{len(self._unnamed()):,} more, as they arrived")
+            )
+        if kind == "sent":
+            return self._pending_row(next(pending for pending in self.pending if pending.request_id == request_id))
+        return self._row(request_id, width, kind)
+
+    def reveal(self) -> None:
+        """Bring the selected row back into sight."""
+        self._scrolled = None
+
+    def on_mouse_scroll_down(self, event: MouseScrollDown) -> None:
+        event.stop()
+        self._scroll(WHEEL_ROWS)
+
+    def on_mouse_scroll_up(self, event: MouseScrollUp) -> None:
+        event.stop()
+        self._scroll(-WHEEL_ROWS)
+
+    def _scroll(self, by: int) -> None:
+        self._scrolled = max(0, min(self._first + by, self._num_rows - (self.size.height - 1)))
+        self.redraw()
+
+    def on_click(self, event: Click) -> None:
+        row = event.y - 1
+        request_id = self._in_sight[row] if 0 <= row < len(self._in_sight) else None
+        if request_id:
+            self.post_message(self.Clicked(request_id))
+
+    def _runners(self) -> list[str]:
+        trace = self.view.trace
+        return [request_id for request_id in trace.running if not self._ended(request_id)] if trace else []
+
+    def _waiters(self) -> list[str]:
+        """Those that the trace names."""
+        trace = self.view.trace
+        return [request_id for request_id in trace.waiting if not self._ended(request_id)] if trace else []
+
+    def _unnamed(self) -> list[str]:
+        """Those that wait so far behind that the trace does not name them."""
+        trace = self.view.trace
+        if trace is None or trace.num_waiting == len(trace.waiting):
+            return []
+        named = {*trace.running, *trace.waiting}
+        return [r for r, request in self.view.requests.items() if request.finished is None and r not in named]
 
     def _ended(self, request_id: str) -> bool:
         return self.view.requests[request_id].finished is not None
@@ -126,7 +183,7 @@ class RequestsPanel(Panel):
         state = "aborting" if pending.request_id in self.aborting else pending.state
         return [("▸" if selected else " ", look), (" …  ", look), (fit(pending.label, 6), look), (f" {state}", look)]
 
-    def _row(self, request_id: str, width: int, state: Literal["running", "waiting", "ended"]) -> list[Part]:
+    def _row(self, request_id: str, width: int, state: Kind) -> list[Part]:
         request = self.view.requests[request_id]
         selected = request_id == self.selected
         letter = owner_cell(request.number) if state == "running" else owner_letter(request.number)
@@ -139,7 +196,7 @@ class RequestsPanel(Panel):
         times = f"{PREEMPTED_GLYPH}{len(request.preempted_at)}" if request.preempted_at else ""
         if gutter(width) == WIDE_GUTTER:
             blocks = f"{request.num_blocks}▦" if request.num_blocks else ""
-            line += [(fit(f" {request.label}", 7), text), (fit(progress, 10), look), (blocks.rjust(4), style(DIM))]
+            line += [(fit(f" {request.label}", 8), text), (fit(progress, 9), look), (blocks.rjust(4), style(DIM))]
         else:
             line.append((fit(f" {progress}", 10), look))
         line.append((f"{times:>3} ", style(PREEMPTED)))
@@ -151,11 +208,11 @@ class RequestsPanel(Panel):
         if request.finished:
             return ("abort" if request.finished.reason == "abort" else "done") + f" {request.num_output_tokens}", None
         if state == "waiting":
-            return f"{_short(max(request.target, request.num_prompt_tokens))} tok", None
+            return f"{short(request.num_prompt_tokens + request.num_output_tokens)} tok", None
         if request.is_prefilling and request.last:
             color = RECOMPUTE if request.last.kind == "recompute" else PREFILL
-            return f"{_short(request.num_computed_tokens)}/{_short(request.target)}", color
-        return f"{_short(request.num_output_tokens)}/{_short(request.max_tokens)}", None
+            return f"{short(request.num_computed_tokens)}/{short(request.target)}", color
+        return f"{short(request.num_output_tokens)}/{short(request.max_tokens)}", None
 
     def _life(self, request: RequestView, count: int, *, dim: bool) -> list[Part]:
         """What it did in each of the last `count` steps."""
@@ -174,11 +231,6 @@ class RequestsPanel(Panel):
             if step >= oldest:
                 cells[step - oldest] = (PREEMPTED_GLYPH, style(PREEMPTED, bold=True))
         return cells
-
-
-def _short(count: int) -> str:
-    """Four characters at most, up to a million."""
-    return str(count) if count < 10_000 else f"{count / 1000:.0f}k"
 
 
 def _note(text: str) -> list[Part]:

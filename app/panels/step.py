@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from app.palette import DIM, FAINT, owner_cell, style
+from app.palette import BRIGHT, DIM, FAINT, owner_cell, style
 from app.panels.panel import Panel, Part, heading, wrap_parts
-from app.words import explain
+from app.words import explain, plural
 from engine.trace import StepTrace
 
 
@@ -14,14 +14,16 @@ class StepPanel(Panel):
     def draw(self, width: int, height: int) -> list[list[Part]]:
         trace = self.view.trace
         if trace is None:
-            return [heading("Step", "", width), [("no step yet", style(DIM))]]
+            return [heading("Step", "", width), [("what each step decides, and why", style(DIM))]]
         lines = [heading(f"Step {trace.step:,}", f"{trace.times.total * 1000:.0f} ms", width)]
         lines.append(self._bar(trace, width))
         costs = self._costs(trace, width)
         sentences = [line for sentence in explain(trace, self.view) for line in wrap_parts(sentence, width, indent=2)]
         room = height - len(lines) - 1
         if len(sentences) > room > 0:
-            sentences = [*sentences[: room - 1], [(f"  and {len(sentences) - room + 1} more lines", style(DIM))]]
+            more: list[Part] = [(f"  {self.keys['why']}", style(BRIGHT, bold=True))]
+            more.append((f" shows {plural(len(sentences) - room + 1, 'more line')}", style(DIM)))
+            sentences = [*sentences[: room - 1], more]
         return [*lines, *sentences, costs]
 
     def _bar(self, trace: StepTrace, width: int) -> list[Part]:

@@ -6,20 +6,23 @@ invented, so that whatever is drawn from them is the same in every run.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
 import pytest
 from hypothesis import settings
+from textual._compositor import Compositor
+from textual._context import visible_screen_stack
 from textual.drivers.headless_driver import HeadlessDriver
 from textual.events import Key, Resize
 from textual.geometry import Size
 from textual.pilot import Pilot
+from textual.screen import Screen
 
 from app import cli, protocol
 from app.dashboard import Dashboard
@@ -37,10 +40,8 @@ TIMES = PhaseTimes(schedule=0.0002, prepare=0.0013, forward=0.0431, sample=0.001
 MAX_PAUSES = 200
 """Far more than any condition needs: what is not true by then never will be."""
 
-FRAME_SECONDS = 1 / 50
-"""Longer than Textual's own frame, after which it has laid out and painted all that it was asked to."""
-SAME_SCREENS = 2
-"""So many frames without a change, and the screen is at rest: a layout may go through several."""
+ROUNDS_AT_REST = 2
+"""So often nothing must be left to do: a task that has just been started posts its message a little later."""
 
 HOSTILE = "[bold red]hi[/] \x1b[31m\u202e"
 """Markup, an escape sequence and a direction mark: what a model or a user can write."""
@@ -282,6 +283,7 @@ class ScriptedSource:
         self.sent: list[Command] = []
         self.closed = False
         self._events: list[Event] = []
+        self._news: Callable[[], object] | None = None
 
     def send(self, command: Command) -> None:
         assert not self.closed, f"{command} was sent to a source that is closed"
@@ -291,11 +293,22 @@ class ScriptedSource:
         events, self._events = self._events, []
         return events
 
+    def when_news(self, call: Callable[[], object]) -> None:
+        self._news = call
+        if self._events:
+            self._tell()
+
+    def _tell(self) -> None:
+        call, self._news = self._news, None
+        if call:
+            call()
+
     def close(self) -> None:
         self.closed = True
 
     def feed(self, *events: Event) -> None:
         self._events.extend(events)
+        self._tell()
 
     def take_sent(self) -> list[Command]:
         """What was sent since the last call."""
@@ -306,10 +319,17 @@ class ScriptedSource:
 class Stand:
     """A dashboard in front of scripted sources, under a pilot's fingers."""
 
-    def __init__(self) -> None:
+    def __init__(self, **options: Any) -> None:
+        """`options` are the dashboard's own."""
         self.sources: list[ScriptedSource] = []
-        self.app = Dashboard(EngineOptions("tiny", "auto", "cpu", 1, EngineConfig()), self._start)
+        self.app = Dashboard(EngineOptions("tiny", "auto", "cpu", 1, EngineConfig()), self._start, **options)
         self.pilot: Pilot[int]
+        self._notify = self.app.notify
+        setattr(self.app, "notify", self._notify_for_long)  # noqa: B010
+
+    def _notify_for_long(self, message: str, **options: Any) -> None:
+        """A notice goes after some seconds: on a busy machine, before a test has looked at it."""
+        self._notify(message, **{**options, "timeout": 3600})
 
     def _start(self, options: EngineOptions) -> ScriptedSource:
         self.sources.append(ScriptedSource(options))
@@ -350,19 +370,37 @@ class Stand:
         await self.settle()
 
     async def settle(self) -> None:
-        """Wait until nothing on the screen changes any more."""
-        before = self.lines()
-        same = 0
+        """Wait until nothing is left to do: no message, no layout, nothing to paint. It never waits for a time."""
+        at_rest = 0
         for _ in range(MAX_PAUSES):
+            await self.app.animator.wait_for_idle()
+            was_at_rest = self._is_at_rest()
             # Not pilot.pause(): that also waits for an idle process, and so for whatever else the machine does.
             await self.pilot._wait_for_screen()
-            await asyncio.sleep(FRAME_SECONDS)
-            now = self.lines()
-            same = same + 1 if now == before else 0
-            if same == SAME_SCREENS:
+            # What waits for its time comes now: another size of the screen, and the next frame.
+            if self.app._resize_event is not None:
+                self.app._check_resize()
+            for screen in self._screens_to_paint():
+                screen._on_timer_update()
+            at_rest = at_rest + 1 if was_at_rest and self._is_at_rest() else 0
+            if at_rest == ROUNDS_AT_REST or not self.app.is_running:
                 return
-            before = now
-        raise AssertionError("the screen does not come to rest:\n" + "\n".join(before))
+        raise AssertionError("the screen does not come to rest:\n" + self.text())
+
+    def _is_at_rest(self) -> bool:
+        """Whether no part of the dashboard has a message to handle, and all screens are laid out and painted."""
+        screens = self.app.screen_stack
+        pumps = [self.app, *(pump for screen in screens for pump in screen.walk_children(with_self=True))]
+        return not (
+            any(pump.message_queue_size or pump._next_callbacks for pump in pumps)
+            or any(screen._callbacks for screen in screens)
+            or self.app._resize_event is not None
+            or self._screens_to_paint()
+        )
+
+    def _screens_to_paint(self) -> list[Screen[Any]]:
+        """Those that have asked for a frame."""
+        return [screen for screen in self.app.screen_stack if screen._update_timer._active.is_set()]
 
     async def until(self, condition: Callable[[], object]) -> None:
         for _ in range(MAX_PAUSES):
@@ -373,21 +411,36 @@ class Stand:
 
     def lines(self) -> list[str]:
         """The whole screen as text, a line a row, with its trailing spaces."""
+        visible_screen_stack.set(self.app._background_screens)  # what shows through the top one
         return [strip.text for strip in self.app.screen._compositor.render_strips()]
 
     def text(self) -> str:
         return "\n".join(self.lines())
 
 
+_render_update = Compositor.render_update
+
+
+def _paint_for_nobody(self: Compositor, full: bool = False, **options: Any) -> Any:
+    """A frame takes longer than all else that a key does, and without a terminal nobody gets it."""
+    if full:
+        return _render_update(self, full, **options)
+    self._dirty_regions.clear()
+    return None
+
+
 @asynccontextmanager
-async def dashboard(size: tuple[int, int] = (120, 40), *events: Event, toasts: bool = False) -> AsyncIterator[Stand]:
+async def dashboard(
+    size: tuple[int, int] = (120, 40), *events: Event, toasts: bool = False, **options: Any
+) -> AsyncIterator[Stand]:
     """A running dashboard that has taken in these events. `toasts` shows notices, which lie over the panels."""
-    stand = Stand()
-    async with stand.app.run_test(size=size, notifications=toasts) as stand.pilot:
-        # The footer is the last to come.
-        await stand.until(lambda: stand.app.query("FooterKey"))
-        await stand.feed(*events)
-        yield stand
+    stand = Stand(**options)
+    with patch.object(Compositor, "render_update", _paint_for_nobody):
+        async with stand.app.run_test(size=size, notifications=toasts) as stand.pilot:
+            # The footer is the last to come.
+            await stand.until(lambda: stand.app.query("FooterKey"))
+            await stand.feed(*events)
+            yield stand
 
 
 def stepped(name: str) -> list[Event]:

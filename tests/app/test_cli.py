@@ -16,13 +16,14 @@ from tests.app.support import run_cli
 TINY = ("run", "--model", "tiny", "--threads", "1")
 
 
-@pytest.mark.parametrize("command", [(), ("run",), ("verify",)])
+@pytest.mark.parametrize("command", [(), ("run",), ("verify",), ("config",)])
 def test_help(capsys: pytest.CaptureFixture[str], command: tuple[str, ...]) -> None:
     result = run_cli(capsys, *command, "--help")
     assert result.code == 0 and not result.err
     for flag in ("--model", "--max-num-batched-tokens", "--block-size", "--threads"):
         assert flag in result.out
-    assert ("--max-tokens" in result.out) == (command == ("run",))
+    assert ("--max-tokens" in result.out) == (command in (("run",), ("config",)))
+    assert ("--history-steps" in result.out) == (command in ((), ("config",)))
     assert " ".join(("nanoviz", *command)) in result.out
 
 
@@ -32,7 +33,7 @@ def test_help_of_the_dashboard_names_the_other_commands(capsys: pytest.CaptureFi
         assert f"nanoviz {name}" in text
 
 
-@pytest.mark.parametrize("command", [(), ("run",), ("verify",)])
+@pytest.mark.parametrize("command", [(), ("run",), ("verify",), ("config",)])
 def test_version(capsys: pytest.CaptureFixture[str], command: tuple[str, ...]) -> None:
     result = run_cli(capsys, *command, "--version")
     assert result.code == 0 and not result.err

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Sequence
-from itertools import pairwise
-from typing import Any
+from itertools import pairwise, product
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given, settings
@@ -20,11 +20,12 @@ from app.panels.banner import Banner
 from app.panels.blocks import BlocksPanel
 from app.panels.budget import BudgetPanel
 from app.panels.events import EventsPanel
-from app.panels.header import DEAD, PAUSED, RUNNING, SIGNS, Header
+from app.panels.header import SIGNS, Header
 from app.panels.output import OutputPanel
 from app.panels.panel import Panel, Part, heading, to_strip, wrap_parts
-from app.panels.requests import Pending, RequestsPanel
+from app.panels.requests import RequestsPanel
 from app.panels.step import StepPanel
+from app.session import EngineState, Pending
 from app.view import EngineView
 from engine.config import EngineConfig
 from tests.app.support import (
@@ -56,7 +57,7 @@ def fill(made: Panel, selected: str | None) -> None:
     """Give a panel what it is told beside the view."""
     match made:
         case Header():
-            made.ready, made.state, made.steps_per_second = READY, RUNNING, 20.0
+            made.ready, made.state, made.steps_per_second = READY, "running", 20.0
         case Banner():
             made.progress = protocol.Loading("fetching SmolLM2-135M-Instruct", 31_000_000, 98_362_432)
         case RequestsPanel():
@@ -99,13 +100,13 @@ def test_every_step_on_the_way(kind: type[Panel]) -> None:
 
 
 @pytest.mark.parametrize("kind", [BudgetPanel, RequestsPanel, StepPanel, BlocksPanel, EventsPanel, OutputPanel])
-@pytest.mark.parametrize("name", SCENARIOS)
-def test_a_panel_keeps_to_its_height(kind: type[Panel], name: str) -> None:
+def test_a_panel_keeps_to_its_height(kind: type[Panel]) -> None:
     """At sizes that the layout gives: what does not fit is left out on purpose, not cut off at the end."""
-    made = panel(kind, scenario_view(name))
-    fill(made, "1")
-    for width, height in ((31, 9), (39, 11), (59, 16), (76, 24)):
-        assert len(made.draw(width, height)) <= height
+    for name in SCENARIOS:
+        made = panel(kind, scenario_view(name))
+        fill(made, "1")
+        for width, height in ((31, 9), (39, 11), (59, 16), (76, 24)):
+            assert len(made.draw(width, height)) <= height, (name, width, height)
 
 
 # The shared axis.
@@ -231,14 +232,13 @@ def test_requests_count_all_who_wait() -> None:
     lines = drawn(made.draw(78, 100), 100)
     assert "running 16" in lines[0] and "waiting 10000" in lines[0].replace(",", "")
     assert any(f"{10_000 - 64:,} more" in line for line in lines)
-    assert len(made.order()) == 16 + len(view.trace.waiting)
+    assert made.order() == list(map(str, range(1, 10_017)))
 
 
 @pytest.mark.parametrize("height", [5, 6, 9, 14, 30])
 def test_the_selected_row_is_always_shown(height: int) -> None:
     made = panel(RequestsPanel, scenario_view("queue"))
-    order = made.order()
-    for request_id in order:
+    for request_id in made.order()[::97]:
         made.selected = request_id
         lines = made.draw(78, height)
         shown = drawn(lines, height)
@@ -263,9 +263,7 @@ def test_rows_above_are_counted_too(height: int) -> None:
     made.selected = order[-1]
     lines = drawn(made.draw(78, height), height)
     num_shown = sum(line[1:4].strip().isalpha() for line in lines[2:])
-    # The last line counts those who wait unnamed.
-    assert f"{len(order) - num_shown} more above" in lines[1]
-    assert f"{10_000 - 64:,} more" in lines[-1]
+    assert f"{len(order) - num_shown:,} more above" in lines[1]
 
 
 @pytest.mark.parametrize(("name", "width"), [("busy", 78), ("busy", 44), ("ended", 78), ("preempting", 44)])
@@ -279,7 +277,7 @@ def test_rows_say_how_far_a_request_is(name: str, width: int) -> None:
             assert f"{request.num_output_tokens} " in row
             assert ("abort" in row) == (request.finished.reason == "abort")
         elif request.request_id in view.trace.waiting:
-            assert str(request.target) in row
+            assert f"{request.num_prompt_tokens + request.num_output_tokens} tok" in row
         elif request.is_prefilling:
             assert f"{request.num_computed_tokens}/{request.target}" in row
         else:
@@ -441,29 +439,24 @@ def test_output_says_how_a_request_ended() -> None:
         assert f"{request.num_output_tokens} token" in shown[-1]
 
 
-@pytest.mark.parametrize("width", [60, 80, 100, 120, 200])
-@pytest.mark.parametrize(
-    "model",
-    ["tiny", "SmolLM2-135M-Instruct", "a-very-long-name-of-a-model-" * 4, WIDE_NAME],
-    ids=["tiny", "usual", "long", "wide"],
-)
-@pytest.mark.parametrize("state", [RUNNING, PAUSED, DEAD])
-def test_header_drops_whole_groups(width: int, model: str, state: str) -> None:
+def test_header_drops_whole_groups() -> None:
     """The line is never cut: what does not fit is left out, and what matters most stays."""
     view = scenario_view("preempting")
     header = panel(Header, view)
-    header.ready = protocol.Ready(model, 1, "float32", "cpu", 1, "bitwise", True, True)
-    header.state, header.steps_per_second = state, 20.0
-    (line,) = header.draw(width, 1)
-    text = text_of(line)
-    assert cell_len(text) <= width
-    for fact in ("nanoviz", SIGNS[state], f"step {scenario('preempting')[-1].step}", "/4", "wait"):
-        assert fact in text
+    models = ("tiny", "SmolLM2-135M-Instruct", "a-very-long-name-of-a-model-" * 4, WIDE_NAME)
+    for width, model, state in product(range(60, 201, 10), models, get_args(EngineState)):
+        header.ready = protocol.Ready(model, 1, "float32", "cpu", 1, "bitwise", True, True)
+        header.state, header.steps_per_second = state, 20.0
+        (line,) = header.draw(width, 1)
+        text = text_of(line)
+        assert cell_len(text) <= width, (model, state)
+        for fact in ("nanoviz", SIGNS[state], f"step {scenario('preempting')[-1].step}", "/4", "wait"):
+            assert fact in text, (width, model, state)
 
 
 def test_header_counts_at_its_best() -> None:
     header = panel(Header, scenario_view("busy"))
-    header.ready, header.state = READY, RUNNING
+    header.ready, header.state = READY, "running"
     text = text_of(header.draw(200, 1)[0])
     for fact in ("SmolLM2-135M-Instruct", "cpu", "fp32", "bitwise", "step 19", "7/16", "20.", "KV"):
         assert fact in text
@@ -472,7 +465,7 @@ def test_header_counts_at_its_best() -> None:
 @pytest.mark.parametrize("size", DESIGN_SIZES)
 async def test_important_facts_are_on_the_screen(size: tuple[int, int]) -> None:
     async with dashboard(size, *stepped("preempting")) as stand:
-        view, text = stand.app.view, stand.text()
+        view, text = stand.app.session.view, stand.text()
         trace = scenario("preempting")[-1]
         assert trace.blocked is not None
         running = [view.requests[r] for r in trace.running if view.requests[r].finished is None]
@@ -598,6 +591,15 @@ def test_wrap_parts_keeps_words_and_width(parts: list[Part], width: int, indent:
     assert "".join("".join(map(text_of, lines)).split()) == "".join(text.split())
     for line in lines:
         assert cell_len(text_of(line).rstrip()) <= width
+
+
+def test_a_sentence_is_broken_at_its_spaces_also_if_its_looks_change_elsewhere() -> None:
+    """What stands behind a word without a space, such as a semicolon of another colour, goes with it."""
+    parts = [("e waits: all seats are taken", style(bold=True)), ("; 40 more behind it", style())]
+    lines = [text_of(line) for line in wrap_parts(parts, 30, 2)]
+    assert lines == ["e waits: all seats are taken; ", "  40 more behind it"]
+    lines = [text_of(line) for line in wrap_parts(parts, 28, 2)]
+    assert lines == ["e waits: all seats are ", "  taken; 40 more behind it"]
 
 
 @given(st.text("abc ", min_size=1, max_size=20), st.text("abc ", max_size=20), st.integers(10, 80))

@@ -12,7 +12,7 @@ import pytest
 from app import cli
 from app.settings import Settings, settings_path
 from engine.config import EngineConfig
-from tests.app.support import run_cli
+from tests.app.support import READY, dashboard, run_cli, scenario
 
 
 @pytest.fixture
@@ -100,6 +100,13 @@ def test_threads(settings_file: Path) -> None:
     assert read().num_threads() == 2
 
 
+async def test_history_steps() -> None:
+    assert read("--history-steps", "100").history_steps == 100
+    async with dashboard((80, 24), READY, history_steps=3) as stand:
+        await stand.play(scenario("busy"))
+        assert [bar.step for bar in stand.app.session.history.bars] == [17, 18, 19]
+
+
 def test_where_the_file_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "my.toml").touch()
@@ -158,6 +165,7 @@ def test_a_file_that_is_no_text_names_the_file(settings_file: Path, capsys: pyte
         ("model = 3", "model", "3"),
         ('enable_prefix_caching = "perhaps"', "enable_prefix_caching", "perhaps"),
         ("threads = 0", "threads", "0"),
+        ("history_steps = 99", "history_steps", "99"),
     ],
 )
 def test_a_wrong_value_in_the_file_is_named(

@@ -1,4 +1,4 @@
-"""The whole screen as text, in five states and three sizes.
+"""The whole screen as text, in the states that matter and at three sizes, and at the smallest.
 
 A mismatch is a diff to look at: UPDATE_SNAPSHOTS=1 takes the new screens over.
 """
@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import difflib
 import os
+from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,26 +19,47 @@ from app.protocol import Event
 from tests.app.support import dashboard, stepped
 
 FOLDER = Path(__file__).parents[1] / "data" / "snapshots"
-SIZES = [(80, 24), (120, 40), (200, 50)]
-STATES: dict[str, list[Event]] = {
-    "empty": stepped("empty"),
-    "loading": [protocol.Loading("fetching SmolLM2-135M-Instruct", 31_000_000, 98_362_432)],
-    "busy": stepped("busy"),
-    "preempting": stepped("preempting"),
-    "dead": [*stepped("busy"), protocol.Failed("the engine's process was killed by signal 9 (SIGKILL).")],
+Size = tuple[int, int]
+SIZES: tuple[Size, ...] = ((80, 24), (120, 40), (200, 50))
+NARROW: Size = (60, 16)
+
+
+@dataclass(frozen=True)
+class State:
+    """What has happened, what was pressed then, and how the dashboard was started."""
+
+    events: list[Event]
+    keys: tuple[str, ...] = ()
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+STATES = {
+    "empty": State(stepped("empty")),
+    "loading": State([protocol.Loading("fetching SmolLM2-135M-Instruct", 31_000_000, 98_362_432)]),
+    "busy": State(stepped("busy")),
+    "preempting": State(stepped("preempting")),
+    "past": State(stepped("preempting"), ("left_square_bracket",)),
+    "why": State(stepped("preempting"), ("left_square_bracket", "w")),
+    "parameters": State(stepped("busy"), ("p",)),
+    "request": State(stepped("preempting"), ("j", "enter")),
+    "ascii": State(stepped("preempting"), options={"ascii": True}),
+    "dead": State(
+        [*stepped("busy"), protocol.Failed("the engine's process was killed by signal 9 (SIGKILL).")], ("j",)
+    ),
 }
+SCREENS = [*product(STATES, SIZES), *product(("empty", "busy", "past", "parameters", "request"), (NARROW,))]
 
 
-def name_of(state: str, size: tuple[int, int]) -> str:
+def name_of(state: str, size: Size) -> str:
     return f"{state}-{size[0]}x{size[1]}.txt"
 
 
-@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
-@pytest.mark.parametrize("state", STATES)
-async def test_screen(state: str, size: tuple[int, int]) -> None:
-    async with dashboard(size, *STATES[state]) as stand:
-        if state == "dead":
-            await stand.press("j")
+@pytest.mark.parametrize(("state", "size"), SCREENS, ids=[name_of(*screen) for screen in SCREENS])
+async def test_screen(state: str, size: Size) -> None:
+    how = STATES[state]
+    async with dashboard(size, *how.events, **how.options) as stand:
+        for key in how.keys:
+            await stand.press(key)
         screen = [line.rstrip() for line in stand.lines()]
     assert len(screen) == size[1]
     path = FOLDER / name_of(state, size)
@@ -49,4 +73,4 @@ async def test_screen(state: str, size: tuple[int, int]) -> None:
 
 
 def test_no_snapshot_is_left_over() -> None:
-    assert {path.name for path in FOLDER.iterdir()} == {name_of(state, size) for state in STATES for size in SIZES}
+    assert {path.name for path in FOLDER.iterdir()} == {name_of(*screen) for screen in SCREENS}

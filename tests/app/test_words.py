@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.cells import cell_len
 
-from app.view import EngineView
-from app.words import Sentence, ended, explain, letters, plural, preempted, progressed, waits
+from app.view import Change, EngineView, EventKind, EventView
+from app.words import (
+    VICTIMS,
+    Sentence,
+    ended,
+    explain,
+    given_back,
+    happened,
+    letters,
+    plural,
+    preempted,
+    progressed,
+    waits,
+)
 from engine.config import EngineConfig
+from engine.policy import POLICIES
 from engine.trace import (
     Arrival,
     Blocked,
@@ -44,7 +59,7 @@ def words(trace: StepTrace, view: EngineView) -> str:
 
 def named(*sentences: Sentence) -> set[str]:
     """The letters of requests: each is a part of its own, which the article "a" is not."""
-    return {text.strip() for sentence in sentences for text, _ in sentence if len(text.strip()) == 1} - {"×"}
+    return {text.strip() for sentence in sentences for text, _ in sentence if len(text.strip()) == 1} - {"×", ";"}
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
@@ -56,6 +71,7 @@ def test_everybody_in_a_step_is_named(name: str) -> None:
         ids += [preemption.request_id for preemption in trace.preemptions]
         ids += [preemption.for_request_id for preemption in trace.preemptions]
         ids += [trace.blocked.request_id] if trace.blocked else []
+        ids += [finished.request_id for finished in trace.finished if given_back(finished.request_id, trace)]
         assert named(*explain(trace, view)) == set(map(view.letter, ids))
 
 
@@ -73,7 +89,8 @@ def test_every_number_comes_from_the_trace(name: str) -> None:
         ]
         for part in parts:
             known |= {value for value in msgspec.structs.astuple(part) if isinstance(value, int)}
-        known |= {item.end for item in trace.scheduled}
+        known |= {item.end for item in trace.scheduled} | {trace.num_waiting - 1}
+        known |= {len(op.blocks) for op in trace.blocks if op.op == "release"}
         assert set(numbers_in(words(trace, view))) <= known
 
 
@@ -81,6 +98,13 @@ def test_nothing_to_compute() -> None:
     trace = StepTrace(step=3, started=0.0, config=CONFIG, num_free_blocks=9)
     (line,) = explain(trace, small_view())
     assert "nothing" in text_of(line)
+
+
+def test_a_decode_alone_is_singular() -> None:
+    trace = StepTrace(
+        step=1, started=0.0, config=CONFIG, scheduled=(Scheduled("2", "decode", 10, 1, 11),), num_free_blocks=9
+    )
+    assert words(trace, small_view()) == "b decodes 1 token"
 
 
 def test_decodes_share_one_sentence() -> None:
@@ -130,6 +154,119 @@ def test_preempted_by_itself_says_so() -> None:
 def test_preempted_says_what_goes_back_to_the_budget() -> None:
     text = text_of(preempted(Preemption("3", "1", 2, 0, 5, 37, num_returned_tokens=4), small_view()))
     assert numbers_in(text) == [2, 0, 5, 37, 4] and "budget" in text
+
+
+@pytest.mark.parametrize(
+    ("policy", "because"),
+    [("fcfs", "c was admitted last"), ("priority", "c is the least urgent"), ("sglang", "c has the fewest output")],
+)
+@pytest.mark.parametrize("asker", ["1", "3"])
+def test_preempted_says_why_it_is_this_one(policy: str, because: str, asker: str) -> None:
+    assert because in text_of(preempted(Preemption("3", asker, 2, 0, 5, 37), small_view(), policy))
+
+
+def test_of_a_policy_that_somebody_wrote_no_reason_is_made_up() -> None:
+    preemption = Preemption("3", "1", 2, 0, 5, 37)
+    assert preempted(preemption, small_view(), "shortest_first") == preempted(preemption, small_view())
+
+
+def test_every_policy_says_who_has_to_go() -> None:
+    assert VICTIMS.keys() == POLICIES.keys()
+
+
+def test_it_is_true_that_who_was_preempted_was_admitted_last() -> None:
+    admitted: list[str] = []
+    num_preemptions = 0
+    for trace in scenario("preempting"):
+        for preemption in trace.preemptions:
+            assert admitted.pop() == preemption.request_id
+            num_preemptions += 1
+        admitted += [item.request_id for item in trace.scheduled if item.admitted]
+        for finished in trace.finished:
+            admitted.remove(finished.request_id)
+    assert num_preemptions
+
+
+@pytest.mark.parametrize(
+    ("item", "has"),
+    [
+        (Scheduled("1", "prefill", 0, 45, 45, admitted=True), "a is admitted: prefills 45 tokens, its whole prompt"),
+        (Scheduled("1", "prefill", 40, 5, 45, chunk=2), "a prefills 5 tokens, the rest of its prompt; chunk 2, 45 of"),
+        (Scheduled("1", "decode", 48, 1, 49, True, 48), "a is admitted: decodes 1 token, all that it lacks; 48 came"),
+        (Scheduled("1", "recompute", 0, 31, 31, True, 0, 30), "a comes back: recomputes 30 lost tokens and 1 new, all"),
+        (
+            Scheduled("1", "prefill", 8, 40, 99, chunk=2, cut_by="budget"),
+            "a prefills 40 tokens, all that the budget has left; chunk 2, 48 of 99",
+        ),
+    ],
+)
+def test_progress_reads_as_a_sentence(item: Scheduled, has: str) -> None:
+    assert text_of(progressed(item, small_view())).startswith(has)
+
+
+def test_an_admission_that_the_cache_pays_for_is_not_lost_among_the_decodes() -> None:
+    items = (Scheduled("1", "decode", 10, 1, 11), Scheduled("2", "decode", 48, 1, 49, True, 48))
+    trace = StepTrace(step=1, started=0.0, config=CONFIG, scheduled=items, num_free_blocks=9)
+    decoding, admitted = explain(trace, small_view())
+    assert named(decoding) == {"a"} and named(admitted) == {"b"}
+    assert "48 came from the prefix cache" in text_of(admitted)
+
+
+def test_how_many_wait_behind_the_head_of_the_queue() -> None:
+    trace = StepTrace(
+        step=1, started=0.0, config=CONFIG, blocked=Blocked("2", "seats"), num_waiting=1_234, num_free_blocks=9
+    )
+    assert words(trace, small_view()).endswith("; 1,233 more behind it")
+    assert "behind" not in words(msgspec.structs.replace(trace, num_waiting=1), small_view())
+
+
+def an_event(kind: EventKind, **about: Any) -> EventView:
+    return EventView(7, kind, "3", number=2, **about)
+
+
+LOST = Preemption("3", "1", 2, 0, 5, 1_500)
+
+
+@pytest.mark.parametrize(
+    ("event", "width", "text"),
+    [
+        (an_event("first token"), 30, "▸ c first token"),
+        (an_event("finished", finished=Finished("3", "stop", 12)), 40, "✓ c done: 12 tokens, stop"),
+        (an_event("finished", finished=Finished("3", "length", 1_200)), 24, "✓ c done: 1,200, length"),
+        (an_event("aborted", finished=Finished("3", "abort", 2)), 40, "■ c aborted after 2 tokens"),
+        (an_event("resumed", num_redo_tokens=64, num_cached_tokens=432), 40, "↺ c is back · 64 to redo, 432 cached"),
+        (an_event("resumed", num_redo_tokens=64, num_cached_tokens=432), 34, "↺ c is back · 64 tokens to redo"),
+        (an_event("resumed", num_redo_tokens=1), 34, "↺ c is back · 1 token to redo"),
+        (an_event("resumed", num_redo_tokens=64), 12, "↺ c is back"),
+        (an_event("preempted", preemption=LOST, for_number=0), 60, "× c preempted for a · costs up to 1,500 tokens"),
+        (an_event("preempted", preemption=LOST, for_number=0), 40, "× c preempted for a · costs up to 1,500"),
+        (an_event("preempted", preemption=LOST, for_number=0), 33, "× c preempted for a · up to 1,500"),
+        (an_event("preempted", preemption=LOST, for_number=0), 20, "× c preempted for a "),
+        (an_event("preempted", preemption=LOST), 34, "× c preempted for ? · up to 1,500"),
+        (
+            an_event("preempted", preemption=Preemption("3", "3", 2, 0, 5, 1), for_number=2),
+            60,
+            "× c preempted itself · costs up to 1 token",
+        ),
+        (
+            an_event("preempted", preemption=Preemption("3", "", 0, 0, 5, 9, cause="seats")),
+            60,
+            "× c preempted, fewer seats · costs up to 9 tokens",
+        ),
+        (
+            EventView(7, "changed", change=Change("max_num_batched_tokens", 128, 64)),
+            60,
+            "± max_num_batched_tokens 128 → 64",
+        ),
+        (EventView(7, "changed", change=Change("max_num_batched_tokens", 128, 64)), 26, "± max_num_batche… 128 → 64"),
+        (EventView(7, "changed", change=Change("watermark", 0.0, 0.05)), 40, "± watermark 0 → 0.05"),
+        (EventView(7, "changed", change=Change("mixed_chunk", False, True)), 40, "± mixed_chunk off → on"),
+        (EventView(7, "changed", change=Change("policy", "fcfs", "[31m")), 40, "± policy fcfs → ␛[31m"),
+    ],
+)
+def test_what_happened_fits_into_a_line(event: EventView, width: int, text: str) -> None:
+    assert text_of(happened(event, width)) == text
+    assert cell_len(text) <= width
 
 
 @pytest.mark.parametrize(("cause", "has"), [("seats", "fewer seats"), ("pool", "fewer blocks")])

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,9 +17,12 @@ import pytest
 from app import protocol
 from app.engine_process import EngineProcess
 from app.protocol import EngineOptions, Event
+from app.view import EngineView
+from app.worker import EngineClock
 from engine.config import EngineConfig
 from engine.request import SamplingParams
 from engine.trace import StepTrace
+from tests.engine.support import FakeClock
 
 PATIENCE = 60.0
 """Seconds after which a test gives up waiting; nothing here is measured."""
@@ -119,6 +123,62 @@ def test_a_paused_engine_that_has_nothing_to_do_owes_no_steps(watched: Watched) 
     assert watched.traces == []
 
 
+def test_other_parameters_are_confirmed_and_hold_from_the_next_step_on(watched: Watched) -> None:
+    watched.wait_for(protocol.Ready)
+    watched.process.send(protocol.SetPaused(True))
+    watched.add("1", max_tokens=20)
+    watched.process.send(protocol.StepOnce())
+    wait_for(lambda: len(watched.traces) == 1)
+    watched.process.send(protocol.Reconfigure({"max_num_batched_tokens": 32, "policy": "priority"}))
+    watched.process.send(protocol.Reconfigure({"watermark": 0.25, "enable_prefix_caching": False, "priority_aging": 2}))
+    watched.wait_for(protocol.Reconfigured, count=2)
+    first = EngineConfig(max_num_batched_tokens=32, policy="priority")
+    second = replace(first, watermark=0.25, enable_prefix_caching=False, priority_aging=2.0)
+    assert watched.of(protocol.Reconfigured) == [protocol.Reconfigured(first), protocol.Reconfigured(second)]
+    assert len(watched.traces) == 1, "it is paused, and says so nonetheless"
+    watched.process.send(protocol.StepOnce())
+    wait_for(lambda: len(watched.traces) == 2)
+    assert [trace.config for trace in watched.traces] == [EngineConfig(), second]
+    watched.process.send(protocol.SetPaused(False))
+    wait_for(lambda: watched.finished() == {"1"})
+    assert {trace.config for trace in watched.traces[1:]} == {second}
+
+
+def test_other_parameters_are_shown_by_a_step_also_if_nobody_is_there(watched: Watched) -> None:
+    watched.wait_for(protocol.Ready)
+    assert watched.traces == []
+    watched.process.send(protocol.Reconfigure({"max_num_seqs": 3}))
+    wait_for(lambda: len(watched.traces) == 1)
+    assert [type(event) for event in watched.events[-2:]] == [protocol.Reconfigured, protocol.Stepped]
+    assert watched.traces[0].config.max_num_seqs == 3 and not watched.traces[0].scheduled
+
+
+def test_parameters_that_cannot_be_are_refused_and_change_nothing(watched: Watched) -> None:
+    impossible: list[tuple[dict[str, bool | int | float | str], str]] = [
+        ({"num_blocks": 10}, "outgrow"),
+        ({"max_num_seqs": 0}, "max_num_seqs"),
+        ({"block_size": 8}, "restart"),
+        ({"policy": "nobody's"}, "nobody's"),
+        ({"no_such": 1}, "no_such"),
+        ({"max_num_seqs": "many"}, "many"),
+        ({"max_num_seqs": 2, "watermark": 3.0}, "watermark"),
+    ]
+    watched.process.send(protocol.SetPaused(True))
+    watched.process.send(protocol.Reconfigure({"max_num_seqs": 5}))
+    for changes, _ in impossible:
+        watched.process.send(protocol.Reconfigure(changes))
+    wait_for(lambda: len(watched.of(protocol.ReconfigureRefused)) == len(impossible))
+    refusals = [event for event in watched.events if isinstance(event, protocol.ReconfigureRefused)]
+    for (changes, word), refused in zip(impossible, refusals, strict=True):
+        assert word in refused.reason, changes
+    watched.add("1")
+    watched.process.send(protocol.SetPaused(False))
+    wait_for(lambda: watched.finished() == {"1"})
+    assert {trace.config for trace in watched.traces} == {EngineConfig(max_num_seqs=5)}
+    answers = [event for event in watched.events if isinstance(event, protocol.Reconfigured)]
+    assert answers == [protocol.Reconfigured(EngineConfig(max_num_seqs=5))] and watched.of(protocol.Failed) == []
+
+
 def test_abort_of_the_only_request_shows_in_a_trace(watched: Watched) -> None:
     watched.process.send(protocol.SetPaused(True))
     watched.add("1")
@@ -129,6 +189,26 @@ def test_abort_of_the_only_request_shows_in_a_trace(watched: Watched) -> None:
     trace = watched.traces[-1]
     assert trace.finished[0].reason == "abort" and trace.arrivals[0].request_id == "1"
     assert trace.num_free_blocks == trace.config.num_usable_blocks
+
+
+def test_every_change_is_answered_once_in_order_from_before_the_model_is_there(watched: Watched) -> None:
+    watched.process.send(protocol.SetPaused(True))
+    watched.process.send(protocol.Reconfigure({"max_num_seqs": 3}))
+    watched.process.send(protocol.Reconfigure({"max_num_seqs": 0}))
+    watched.process.send(protocol.Reconfigure({"policy": "sarathi", "num_blocks": 65, "watermark": 0.1}))
+    answers = (protocol.Reconfigured, protocol.ReconfigureRefused)
+    wait_for(lambda: len([event for kind in answers for event in watched.of(kind)]) == 3)
+    assert watched.traces == []
+    changed = EngineConfig(max_num_seqs=3)
+    again = EngineConfig(max_num_seqs=3, policy="sarathi", num_blocks=65, watermark=0.1)
+    assert [event for event in watched.events if isinstance(event, answers)] == [
+        protocol.Reconfigured(changed),
+        protocol.ReconfigureRefused("max_num_seqs is 0; it must be at least 1."),
+        protocol.Reconfigured(again),
+    ]
+    watched.process.send(protocol.SetPaused(False))
+    wait_for(lambda: len(watched.traces) == 1)  # a change is reported even if there is nothing else to do
+    assert watched.traces[0].config == again
 
 
 def test_refusals_come_back_with_their_reason(watched: Watched) -> None:
@@ -253,3 +333,62 @@ def test_what_the_worker_has_started_ends_with_it(tmp_path: Path, monkeypatch: p
     Watched(process).wait_for(protocol.Failed)
     wait_for(lambda: not is_alive(pip))
     process.close()
+
+
+def test_who_comes_while_a_step_runs_has_waited_for_its_end(watched: Watched) -> None:
+    """An arrival is when the engine's process got the request, not when the engine next looks for one."""
+    watched.wait_for(protocol.Ready)
+    watched.add("first", max_tokens=400)
+    wait_for(lambda: bool(watched.traces))
+    for number in range(60):  # a step takes milliseconds: some of these come in the middle of one
+        time.sleep(0.003)
+        watched.add(f"{number}", max_tokens=1)
+    wait_for(lambda: len(watched.finished()) == 61)
+    steps = {trace.step: trace for trace in watched.traces}
+    waited = 0
+    for trace in watched.traces[1:]:
+        before = steps[trace.step - 1]
+        for arrival in trace.arrivals:
+            assert arrival.time <= trace.started
+            waited += arrival.time < before.started + before.times.total
+    assert waited
+
+
+def test_the_engines_clock_stands_still_from_a_stop_until_it_goes_on() -> None:
+    real = FakeClock()
+    clock = EngineClock(real)
+    start = clock()
+    times = []
+    for change in (clock.go_on, clock.stop, clock.stop, clock.go_on, clock.go_on, clock.stop, clock.go_on):
+        real.now += 1
+        change()
+        times.append(clock() - start)
+    assert times == pytest.approx([1, 2, 2, 2, 3, 4, 4])
+
+
+def test_a_pause_is_no_latency(watched: Watched) -> None:
+    """Neither before the first token of a request, nor between its tokens, nor between single steps."""
+    pause = 1.0
+    watched.wait_for(protocol.Ready)
+    watched.process.send(protocol.SetPaused(True))
+    watched.add("came in the pause", max_tokens=3)
+    watched.wait_for(protocol.Accepted)
+    began = time.monotonic()
+    for count in (1, 2):
+        time.sleep(pause)
+        watched.process.send(protocol.StepOnce())
+        wait_for(lambda count=count: len(watched.traces) == count)  # type: ignore[misc]
+    time.sleep(pause)
+    watched.process.send(protocol.SetPaused(False))
+    wait_for(lambda: bool(watched.finished()))
+    real = time.monotonic() - began
+    view = EngineView()
+    for trace in watched.traces:
+        view.apply(trace)
+    request = view.requests["came in the pause"]
+    finished = request.finished
+    assert finished and finished.queue_time is not None and finished.ttft is not None and finished.e2e is not None
+    assert request.ttft is not None and len(request.itl) == 2
+    assert min(finished.queue_time, finished.ttft, finished.e2e, request.ttft, *request.itl) >= 0
+    for latency in (finished.e2e, finished.ttft, request.ttft, sum(request.itl)):
+        assert latency <= real - 3 * pause, "nothing of the three pauses counts"

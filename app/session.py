@@ -1,0 +1,227 @@
+"""Session: one engine as the app knows it, without anything of the screen. What has come from it, and what was asked.
+
+A person's key becomes a method here, a message to the engine, and with its answer a change of state. An engine that
+has ended can be followed by another: parameters, load and what was sent last go on, all else begins anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol
+
+import msgspec
+
+from app import protocol
+from app.history import History
+from app.inject import Draft, Injector, Load
+from app.parameters import Changes, Parameters
+from app.protocol import EngineOptions, Event
+from app.view import EngineView
+from engine.config import EngineConfig
+
+LONGEST_WAIT = 0.5
+"""Seconds that count at most between two looks at the load: who stops the program and goes on later wants no flood."""
+
+EngineState = Literal["loading", "running", "idle", "paused", "dead"]
+
+
+class Source(Protocol):
+    """Where events come from and commands go to: the engine's process, or a script in a test."""
+
+    def send(self, message: protocol.Command, /) -> None: ...
+    def drain(self) -> list[Event]: ...
+    def when_news(self, call: Callable[[], object], /) -> None: ...
+    def close(self) -> None: ...
+
+
+Start = Callable[[EngineOptions], Source]
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A request that was sent and has not been in a trace yet."""
+
+    request_id: str
+    label: str
+    state: str
+
+
+class Session:
+    """`start` starts an engine. What the engine says goes into `take`."""
+
+    def __init__(self, options: EngineOptions, start: Start, history_steps: int) -> None:
+        self.options = options
+        self._start = start
+        self._history_steps = history_steps
+        self._num_sent = 0
+        self.parameters = Parameters(options.config)
+        self.injector = Injector()
+        self.last_sent: tuple[Draft, ...] = ()
+        """What a person has sent last, to be sent again."""
+        self.load = Load()
+        self._load_clock = 0.0
+        """Seconds during which the load could arrive: it stands still while the engine is paused."""
+        self._load_looked_at: float | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        """A new engine, of which nothing is known yet."""
+        self.history = History(self._history_steps)
+        self.ready: protocol.Ready | None = None
+        self.loading: protocol.Loading | None = protocol.Loading("starting the engine")
+        self.failed: protocol.Failed | None = None
+        self.paused = False
+        self.speed = 0.0
+        """Most steps a second; 0 is no limit."""
+        self._num_unanswered = 0
+        """Commands about the pace that the engine has not acknowledged yet."""
+        self.pending: dict[str, Pending] = {}
+        self.aborting: set[str] = set()
+        """Requests whose abort takes effect with the next step."""
+        self.parameters.forget()
+        self.source = self._start(msgspec.structs.replace(self.options, config=self.config))
+
+    @property
+    def config(self) -> EngineConfig:
+        """The parameters as the engine has last confirmed them."""
+        return self.parameters.config
+
+    @property
+    def view(self) -> EngineView:
+        """The state after the newest step."""
+        return self.history.live
+
+    @property
+    def state(self) -> EngineState:
+        """What the engine does now, in a word."""
+        if self.failed:
+            return "dead"
+        if self.ready is None:
+            return "loading"
+        if self.paused:
+            return "paused"
+        trace = self.view.trace
+        busy = trace is not None and (
+            trace.num_waiting or any(self.view.requests[r].finished is None for r in trace.running)
+        )
+        return "running" if busy or self.pending else "idle"
+
+    def can_abort(self, request_id: str | None) -> bool:
+        """Whether this is a request that was sent and has not ended."""
+        request = self.view.requests.get(request_id or "")
+        is_alive = request_id in self.pending or (request is not None and not request.finished)
+        return is_alive and not self.failed
+
+    # What comes from the engine.
+
+    def take(self, event: Event) -> None:
+        """Note what the engine says."""
+        match event:
+            case protocol.Stepped(trace):
+                for arrival in trace.arrivals:
+                    self.pending.pop(arrival.request_id, None)
+                self.aborting.difference_update(finished.request_id for finished in trace.finished)
+                self.history.apply(trace)
+                self.parameters.config = trace.config
+            case protocol.Loading():
+                self.loading = event
+            case protocol.Ready():
+                self.ready, self.loading = event, None
+            case protocol.Accepted(request_id, num_prompt_tokens):
+                if pending := self.pending.get(request_id):
+                    state = f"{num_prompt_tokens} tokens, accepted for the next step"
+                    self.pending[request_id] = replace(pending, state=state)
+            case protocol.Refused(request_id, _):
+                self.pending.pop(request_id, None)
+                self.aborting.discard(request_id)
+            case protocol.Reconfigured(config):
+                self.parameters.confirm(config)
+            case protocol.ReconfigureRefused(reason):
+                self.parameters.refuse(reason)
+            case protocol.PaceSet(paused, steps_per_second):
+                self._num_unanswered = max(0, self._num_unanswered - 1)
+                if not self._num_unanswered:  # an answer to an older key must not undo a newer one
+                    self.paused, self.speed = paused, steps_per_second
+            case protocol.Failed():
+                # The first failure is the cause; what follows only says that the process is gone as well.
+                self.failed = self.failed or event
+                self.loading = None
+                self.pending.clear()
+                self.aborting.clear()
+
+    # What is asked of it.
+
+    def inject(self, drafts: Iterable[Draft]) -> None:
+        """Send what a person has asked for."""
+        self.last_sent = tuple(drafts)
+        self._send(self.last_sent)
+
+    @property
+    def is_load_on(self) -> bool:
+        """Requests arrive by themselves now."""
+        return bool(self.load.rate and self.ready and not self.failed and not self.paused)
+
+    def send_load(self, now: float) -> bool:
+        """Send what the load has brought until `now`, in seconds of a clock that never goes back; True if anything."""
+        waited, self._load_looked_at = now - (self._load_looked_at or now), now
+        if not self.is_load_on:
+            return False
+        self._load_clock += min(waited, LONGEST_WAIT)
+        arrived = self.load.due(self._load_clock)
+        for kind in arrived:
+            self._send(self.injector.drafts(kind))
+        return bool(arrived)
+
+    def _send(self, drafts: Iterable[Draft]) -> None:
+        # A model with a byte tokenizer needs many more tokens for the same text: it gets the end of it.
+        longest = self.options.config.max_model_len * 3 // 5
+        for draft in drafts:
+            self._num_sent += 1
+            request_id = str(self._num_sent)
+            limit = None if draft.whole else longest
+            self.source.send(
+                protocol.AddRequest(request_id, draft.text, draft.label, draft.params, limit, draft.priority)
+            )
+            self.pending[request_id] = Pending(request_id, draft.label, "sent" if self.ready else "waits for the model")
+
+    def abort(self, request_id: str) -> None:
+        self.source.send(protocol.Abort(request_id))
+        self.aborting.add(request_id)
+
+    def reconfigure(self, changes: Changes) -> None:
+        """Ask for other parameters; the engine confirms them, or says why not."""
+        self.source.send(protocol.Reconfigure(changes))
+        self.parameters.ask(changes)
+
+    def set_paused(self, paused: bool) -> None:
+        self.paused = paused
+        self._set_pace(protocol.SetPaused(paused))
+
+    def step_once(self) -> None:
+        """Run one step, and pause first if it is not paused."""
+        if not self.paused:
+            self.set_paused(True)
+        self._set_pace(protocol.StepOnce())
+
+    def set_speed(self, steps_per_second: float) -> None:
+        self.speed = steps_per_second
+        self._set_pace(protocol.SetSpeed(steps_per_second))
+
+    def _set_pace(self, command: protocol.SetPaused | protocol.StepOnce | protocol.SetSpeed) -> None:
+        self._num_unanswered += 1
+        self.source.send(command)
+
+    def close(self) -> None:
+        """End the engine."""
+        self.source.close()
+
+    def restart(self) -> None:
+        """Another engine in the place of this one, with the same parameters and at the same pace."""
+        paused, speed = self.paused, self.speed
+        self.close()
+        self._begin()
+        if paused:
+            self.set_paused(True)
+        if speed:
+            self.set_speed(speed)

@@ -1,0 +1,100 @@
+"""`nanoviz bench ui` and `soak`: that they measure what they say, and run. What they find here is not looked at."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from app import bench_soak, bench_ui, protocol
+from app.bench_soak import Reading, growth
+from app.bench_ui import latencies
+from app.pseudo_terminal import COLUMNS, Frame, Screen
+from app.watched import steps_of
+from tests.app.support import READY, STEP_SECONDS, TIMES, run_cli, scenario
+
+
+def frame(at: float, text: str) -> Frame:
+    return Frame(at, text.encode())
+
+
+def test_a_screen_shows_what_was_written_where() -> None:
+    screen = Screen()
+    screen.show(frame(0.0, "\x1b[2;3H\x1b[1;38;2;1;2;3m▸ a\x1b[m\x1b[4Cx\x1b[?25l\x1b]0;title\x07"))
+    assert screen.lines[1] == "  ▸ a    x".ljust(COLUMNS)
+    screen.show(frame(1.0, "\x1b[2;5Hb"))
+    assert screen.lines[1] == "  ▸ b    x".ljust(COLUMNS)
+
+
+def test_the_latency_of_a_key_ends_with_the_frame_in_which_another_is_selected() -> None:
+    frames = [
+        frame(1.0, "\x1b[5;1H▸ a"),
+        frame(2.1, "\x1b[9;1Hsomething else"),
+        frame(2.2, "\x1b[5;1H  a\x1b[6;1H▸ b"),
+        frame(2.5, "\x1b[6;1H  b\x1b[5;1H▸ b\x1b[6;1H  c"),  # the same one in another row
+        frame(4.7, "\x1b[5;1H  b\x1b[6;1H▸ c"),
+    ]
+    assert latencies(frames, [2.0, 3.0, 4.5]) == pytest.approx([0.2, 0.2]), "nothing came of the second key"
+
+
+def test_steps_that_came_together() -> None:
+    traces = scenario("busy")
+    steps = steps_of([READY, *map(protocol.Stepped, traces)])
+    assert steps is not None
+    assert (steps.started, steps.last) == (traces[0].started, traces[-1].step)
+    assert steps.ended - steps.started == pytest.approx((len(traces) - 1) * STEP_SECONDS + TIMES.total)
+    assert steps.num_tokens == sum(len(trace.outputs) for trace in traces) > 0
+    assert steps_of([READY]) is None
+
+
+def test_growth_is_that_of_a_full_history() -> None:
+    """Until then it has to grow."""
+    full = bench_soak.FULL_STEPS
+    filling = [Reading(full * n // 10, dashboard=100 + 20 * n, engine=400) for n in range(10)]
+    flat = [Reading(full + n, dashboard=300 + n % 3, engine=400 + n) for n in range(9)]
+    assert growth([*filling, *flat], "dashboard") == 1
+    assert growth([*filling, *flat], "engine") == pytest.approx(407 / 401)
+    assert growth(filling, "dashboard") is None
+
+
+@pytest.fixture
+def briefly(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name, value in {
+        "IDLE_SECONDS": 0.5,
+        "LOAD_SECONDS": 1.0,
+        "NUM_KEYS": 3,
+        "NUM_PAIRS": 1,
+        "RUN_SECONDS": 0.1,
+    }.items():
+        monkeypatch.setattr(bench_ui, name, value)
+    for name, value in {"NUM_STEPS": 150, "NUM_READINGS": 5, "FULL_STEPS": 50}.items():
+        monkeypatch.setattr(bench_soak, name, value)
+    yield
+
+
+@pytest.mark.usefixtures("briefly")
+def test_bench_ui_prints_everything(capsys: pytest.CaptureFixture[str]) -> None:
+    result = run_cli(capsys, "bench", "ui", "--model", "tiny")
+    assert result.code == 0 and not result.err, result
+    for pattern in (
+        r"idle: \d+\.\d% of a core, its engine \d+\.\d%; \d+ frames",
+        r"key to frame, p50 and p95 .* ms",
+        r"bytes a frame, median and p95 +\d",
+        r"frames a second +\d+\.\d",
+        r"CPU of the dashboard +\d+\.\d%",
+        r"paused, under load: \d+\.\d% of a core, its engine \d+\.\d%; \d+ frames",
+        r"memory of the dashboard after [\d,]+ steps: \d+ MiB",
+        r"tiny: [\d,]+ tokens/s without the dashboard, [\d,]+ with it: a tax of",
+    ):
+        assert re.search(pattern, result.out), result.out
+
+
+@pytest.mark.usefixtures("briefly")
+def test_bench_soak_finds_nothing_wrong(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_soak, "GROWTH", float("inf"))  # of so short a run memory says nothing
+    result = run_cli(capsys, "bench", "soak")
+    assert result.code == 0 and not result.err, result
+    assert result.out.count("yes  ") == 5 and "NO  " not in result.out
+    steps = [int(row.split()[1]) for row in result.out.splitlines() if re.fullmatch(r"[\d, ]+", row)]
+    assert len(steps) >= 5 and steps == sorted(set(steps)) and steps[0] >= 30 and steps[4] >= 150
