@@ -112,7 +112,7 @@ def check(history: History, path: str) -> Findings:
 
 def _state(view: EngineView) -> dict[str, object]:
     """All that a view says, without what it remembers about its own copies."""
-    return {name: value for name, value in vars(view).items() if name != "_own"}
+    return {name: value for name, value in vars(view).items() if name not in ("_own", "_first_config")}
 
 
 def growth(readings: Sequence[Reading], process: str) -> float | None:

@@ -6,6 +6,7 @@ import asyncio
 import signal
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -183,7 +184,9 @@ class Dashboard(ThemedApp[int]):
         self.notify(printable(text), severity=severity, timeout=timeout, markup=False)
 
     async def _open(self, screen: Screen[Result], take: Callable[[Result | None], None] | None = None) -> None:
-        """Waits until the screen is there, so that it gets the next key."""
+        """Waits until the screen is there, so that it gets the next key. The palette may ask for one that is open."""
+        if self._opened(type(screen)):
+            return
         await self.push_screen(screen, take)
         self.redraw()
 
@@ -215,7 +218,7 @@ class Dashboard(ThemedApp[int]):
 
     async def action_quit(self) -> None:
         """Exit code 1 if the engine never came up: whoever called has not seen anything."""
-        self.exit(1 if self.session.failed and self.session.ready is None else 0)
+        self.exit(1 if self.session.failed and not self.session.was_ready else 0)
 
     # Requests.
 
@@ -233,8 +236,8 @@ class Dashboard(ThemedApp[int]):
         await self._open(PromptScreen(self._own_prompt), self._take_prompt)
 
     def on_key(self, event: Key) -> None:
-        """No other screen has taken it. Whoever types fast has begun to write before the box was there."""
-        if isinstance(self.screen, PromptScreen):
+        """Nobody has taken it. Whoever types fast has begun to write before the box was there."""
+        if isinstance(self.screen, PromptScreen | HelpScreen):
             self.screen.take(event)
 
     def _take_prompt(self, filled: Filled | None) -> None:
@@ -246,13 +249,18 @@ class Dashboard(ThemedApp[int]):
 
     def _send(self, drafts: Iterable[Draft]) -> bool:
         """Send these requests, and show the newest step, where they will be; False if there is no engine."""
-        if self.session.failed:
-            self._say(f"The engine has ended; {self.keys['restart']} starts it again.", "warning")
+        if self._has_ended():
             return False
         self.cursor.live()
         self.session.inject(drafts)
         self.redraw()
         return True
+
+    def _has_ended(self) -> bool:
+        """Whether there is no engine to ask for anything; then that is said."""
+        if self.session.failed:
+            self._say(f"The engine has ended; {self.keys['restart']} starts it again.", "warning")
+        return self.session.failed is not None
 
     @property
     def _policy(self) -> str:
@@ -260,6 +268,8 @@ class Dashboard(ThemedApp[int]):
 
     def action_load(self, by: int) -> None:
         """More arrivals by themselves, or fewer."""
+        if self._has_ended():
+            return
         self._ticker.resume()
         load = self.session.load
         load.change(by)
@@ -283,7 +293,7 @@ class Dashboard(ThemedApp[int]):
 
     def on_requests_panel_clicked(self, message: RequestsPanel.Clicked) -> None:
         """A click selects, a second one shows the detail."""
-        is_second = message.request_id == self.selection.request_id
+        is_second = message.request_id == self.selection.request_id and not self.selection.following
         self.selection.choose(message.request_id)
         self.redraw()
         if is_second:
@@ -320,11 +330,15 @@ class Dashboard(ThemedApp[int]):
     # The pace, and the past.
 
     def action_pause(self) -> None:
+        if self._has_ended():
+            return
         self.cursor.live()
         self.session.set_paused(not self.session.paused)
         self.redraw()
 
     def action_step(self) -> None:
+        if self._has_ended():
+            return
         self.cursor.live()
         self.session.step_once()
         self.redraw()
@@ -383,7 +397,8 @@ class Dashboard(ThemedApp[int]):
     async def action_why(self) -> None:
         """Nobody can read what changes many times a second: it pauses, as looking at the past does."""
         if not self.session.paused and not self.session.failed:
-            self._look_back(self.cursor.hold)
+            self.cursor.hold()
+            self.session.set_paused(True)
         await self._open(WhyScreen(self.keys))
 
     # The engine and its parameters.
@@ -400,7 +415,9 @@ class Dashboard(ThemedApp[int]):
 
     async def action_parameters(self) -> None:
         reset_key = self.keys["reset_parameters"]
-        await self._open(ParametersScreen(self.session.parameters, reset_key, self.action_turn, self.enter))
+        await self._open(
+            ParametersScreen(self.session.parameters, self.commands, reset_key, self.action_turn, self.enter)
+        )
 
     def action_reset_parameters(self) -> None:
         if changes := self.session.parameters.to_reset():
@@ -426,6 +443,8 @@ class Dashboard(ThemedApp[int]):
         """Ask for the value that somebody has typed."""
         try:
             value: Value = parse(name, text)
+            if name != SPEED:
+                replace(self.session.parameters.expected, **{name: value}).validate()  # type: ignore[arg-type]
         except ConfigError as error:
             self._refuse(str(error))
             return

@@ -15,6 +15,7 @@ from itertools import takewhile
 import msgspec
 
 from app.view import EngineView, EventView, StepBar
+from engine.config import EngineConfig
 from engine.trace import StepTrace, pack, unpack
 
 MAX_STEPS = 10_000
@@ -64,9 +65,10 @@ _unpack_all = msgspec.msgpack.Decoder(list[bytes]).decode
 class History:
     """The last `max_steps` steps, or nine tenths of them at least. `live` is the state after the newest."""
 
-    def __init__(self, max_steps: int = MAX_STEPS) -> None:
+    def __init__(self, max_steps: int = MAX_STEPS, config: EngineConfig | None = None) -> None:
+        """`config` is what the engine was started with."""
         self._max_steps = max_steps
-        self.live = EngineView()
+        self.live = EngineView(config)
         self.bars: deque[StepBar] = deque(maxlen=max_steps)
         """Every step that can be shown, as the timeline draws it."""
         self.events: deque[EventView] = deque()

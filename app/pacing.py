@@ -1,6 +1,6 @@
 """Pacing: frames as small as they can be, and no faster than the terminal takes them.
 
-The only module that reaches into Textual's internals; tests/app/test_pacing.py says which, and fails if they change.
+The module that reaches deepest into Textual's internals; tests/app/test_pacing.py says which, and fails if they change.
 
 A terminal behind a slow line takes fewer bytes than twenty frames a second have. Written nonetheless they would pile up
 in front of it: every key would show its effect seconds later, and at last writing would block the event loop, keys

@@ -34,6 +34,7 @@ LADDERS: dict[str, tuple[int | float, ...]] = {
     "new_token_ratio_decay_steps": (1, 2, 5, 10, 20, 40, 60, 100, 200, 500, 1000),
 }
 """Where the arrows stop; any other value can be typed. Numbers without a ladder go by powers of two."""
+LEAST_SPEED = 0.01
 SPEEDS = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 0.0)
 """Steps a second; the last, 0, is as fast as it goes."""
 
@@ -165,8 +166,8 @@ def parse(name: str, text: str) -> Value:
         raise ConfigError(f"{name} is {text!r}; it must be {what}.") from None
     if not isfinite(value) or abs(value) > LARGEST:
         raise ConfigError(f"{name} is {text}; it must be {what} up to {LARGEST:,}.")
-    if name == SPEED and value < 0:
-        raise ConfigError(f"{name} is {text}; use 0 for no limit, or how many steps a second.")
+    if name == SPEED and value != 0 and value < LEAST_SPEED:
+        raise ConfigError(f"{name} is {text}; use 0 for no limit, or steps a second from {LEAST_SPEED} on.")
     return value
 
 

@@ -63,11 +63,13 @@ class Session:
         self._load_clock = 0.0
         """Seconds during which the load could arrive: it stands still while the engine is paused."""
         self._load_looked_at: float | None = None
+        self.was_ready = False
+        """This engine or one before it came up."""
         self._begin()
 
     def _begin(self) -> None:
         """A new engine, of which nothing is known yet."""
-        self.history = History(self._history_steps)
+        self.history = History(self._history_steps, self.config)
         self.ready: protocol.Ready | None = None
         self.loading: protocol.Loading | None = protocol.Loading("starting the engine")
         self.failed: protocol.Failed | None = None
@@ -127,7 +129,7 @@ class Session:
             case protocol.Loading():
                 self.loading = event
             case protocol.Ready():
-                self.ready, self.loading = event, None
+                self.ready, self.loading, self.was_ready = event, None, True
             case protocol.Accepted(request_id, num_prompt_tokens):
                 if pending := self.pending.get(request_id):
                     state = f"{num_prompt_tokens} tokens, accepted for the next step"
@@ -149,6 +151,7 @@ class Session:
                 self.loading = None
                 self.pending.clear()
                 self.aborting.clear()
+                self.parameters.forget()
 
     # What is asked of it.
 
@@ -164,9 +167,11 @@ class Session:
 
     def send_load(self, now: float) -> bool:
         """Send what the load has brought until `now`, in seconds of a clock that never goes back; True if anything."""
-        waited, self._load_looked_at = now - (self._load_looked_at or now), now
         if not self.is_load_on:
+            self._load_looked_at = None
             return False
+        waited = 0.0 if self._load_looked_at is None else now - self._load_looked_at
+        self._load_looked_at = now
         self._load_clock += min(waited, LONGEST_WAIT)
         arrived = self.load.due(self._load_clock)
         for kind in arrived:

@@ -191,7 +191,9 @@ class Totals:
 class EngineView:
     """The state of the engine after the last applied trace. Only `apply` changes it."""
 
-    def __init__(self, max_bars: int = MAX_BARS) -> None:
+    def __init__(self, config: EngineConfig | None = None, max_bars: int = MAX_BARS) -> None:
+        """`config` is what the engine was started with, if it is known: the first step may have another one already."""
+        self._first_config = config
         self.trace: StepTrace | None = None
         self.requests: dict[str, RequestView] = {}
         """Unfinished ones, and the last MAX_FINISHED that ended."""
@@ -267,7 +269,10 @@ class EngineView:
             forgotten = self.finished.popleft()
             del self.requests[forgotten]
             self._own.discard(forgotten)
-        changes = config_changes(self.trace.config, trace.config) if self.trace else []
+        before = self.trace.config if self.trace else self._first_config
+        changes = config_changes(before, trace.config) if before else []
+        if self.trace and _is_idle_after(self.trace):
+            self._recent.clear()  # what lies between is no time that a step took
         self.trace = trace
         step = trace.step
         self.events.extend(EventView(step, "changed", change=change) for change in changes)
@@ -474,6 +479,11 @@ class EngineView:
         kind: EventKind = "aborted" if finished.reason == "abort" else "finished"
         self.events.append(EventView(step, kind, finished.request_id, finished=finished, number=request.number))
         self.finished.append(finished.request_id)
+
+
+def _is_idle_after(trace: StepTrace) -> bool:
+    """Nobody was left."""
+    return not trace.num_waiting and {*trace.running} <= {finished.request_id for finished in trace.finished}
 
 
 def _unused_by(trace: StepTrace) -> str:

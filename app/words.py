@@ -239,5 +239,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def short(count: int) -> str:
-    """A count in four characters at most, up to a million."""
+    """A count in four characters at most, up to a thousand million."""
+    if count >= 999_500:
+        return f"{count / 1_000_000:.0f}M"
     return str(count) if count < 10_000 else f"{count / 1000:.0f}k"

@@ -32,6 +32,10 @@ Received = tuple[float, Command]
 """A command, and when it came, by `time.perf_counter`."""
 
 
+LONGEST_WAIT = 3600.0
+"""Seconds; the system knows no wait of many years."""
+
+
 class EngineClock:
     """The engine's time. It stands still while somebody has paused the engine: nobody waits for it meanwhile."""
 
@@ -98,7 +102,7 @@ class Worker:
             return None
         if self._paused or not self._steps_per_second:
             return 0
-        return max(0.0, self._next_step_at - time.monotonic())
+        return min(LONGEST_WAIT, max(0.0, self._next_step_at - time.monotonic()))
 
     def _obey(self, received: float, command: Command) -> None:
         """`received`: when it came. What came while the model was being loaded waits only from then on."""

@@ -49,9 +49,12 @@ class BlocksPanel(Panel):
         per_cell = -(-total // (per_row * rows))
         lines = [heading(f"KV blocks {len(self.view.holders)} of {total}", f"{config.block_size} tokens each", width)]
         indices = {block: i for table in self.view.tables.values() for i, block in enumerate(table)}
+        taken: dict[int, list[int]] = {}
+        for block in sorted(self.view.holders):
+            taken.setdefault((block - 1) // per_cell, []).append(block)
         line: list[Part] = []
         for first in range(1, total + 1, per_cell):
-            line += self._cell(first, min(first + per_cell, total + 1), indices, cells)
+            line += self._cell(first, taken.get((first - 1) // per_cell, []), indices, cells)
             if (first - 1) // per_cell % per_row == per_row - 1:
                 lines.append(line)
                 line = []
@@ -59,9 +62,8 @@ class BlocksPanel(Panel):
             lines.append(line)
         return [*lines, self._whose(self.only) if self.only else self._legend(width, cells, per_cell)]
 
-    def _cell(self, first: int, last: int, indices: dict[int, int], cells: int) -> list[Part]:
-        """The blocks [first, last) as one cell: one that stands out speaks for all, else the first that is held."""
-        taken = [block for block in range(first, last) if block in self.view.holders]
+    def _cell(self, first: int, taken: list[int], indices: dict[int, int], cells: int) -> list[Part]:
+        """Blocks from `first` on as one cell: one that stands out speaks for all, else the first that is held."""
         block = next((b for b in taken if self.only in self.view.holders[b]), taken[0] if taken else first)
         holders = self.view.holders.get(block)
         if not holders:

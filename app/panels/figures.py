@@ -61,7 +61,7 @@ def _waits(view: EngineView, request: RequestView) -> list[Part]:
     if trace.blocked and trace.blocked.request_id == request.request_id:
         return [(waits(trace.blocked, trace.config).removeprefix("waits: "), style(WAITING))]
     if request.request_id not in trace.waiting:
-        return [(f"behind {len(trace.waiting):,} others", style(WAITING))]
+        return [(f"behind {len(trace.waiting):,} others at least, of {trace.num_waiting:,}", style(WAITING))]
     return [(f"number {trace.waiting.index(request.request_id) + 1} of {trace.num_waiting:,}", style(WAITING))]
 
 

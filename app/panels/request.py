@@ -122,7 +122,8 @@ class RequestPanel(Panel):
         if pending is not None:
             return f"{printable(pending.label)}: {printable(pending.state)}."
         if self.request_id is not None:
-            return f"It has been forgotten: only the last {MAX_FINISHED} requests that ended are remembered."
+            gone = f"it was refused, or it has been forgotten, as all but the last {MAX_FINISHED} that ended"
+            return f"There is nothing to show of it in this step: {gone}."
         return "There is no request yet."
 
     def _title(self, request: RequestView, width: int) -> list[Part]:

@@ -14,7 +14,7 @@ UNUSED = {
     "blocks": "too few free blocks",
     "chunking": "prompts may not be cut",
     "threshold": "the threshold cut prompts",
-    "preemption": "a preemption ended the pass",
+    "preemption": "a preemption came first",
     "reserved": "blocks reserved for others",
     "room": "room kept for others",
     "full": "nobody had left",

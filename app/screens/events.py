@@ -26,6 +26,14 @@ MOST = 1_000
 """Rows of the list; Textual's takes longer for each the more there are."""
 
 
+class EventOption(Option):
+    """A row of the list."""
+
+    def __init__(self, prompt: Text, event: EventView) -> None:
+        super().__init__(prompt)
+        self.event = event
+
+
 class EventsScreen(ModalScreen[int]):
     """The events of all steps that are kept, as it was when the screen was opened. Gives back the chosen one's step.
 
@@ -37,8 +45,8 @@ class EventsScreen(ModalScreen[int]):
         ("escape", "close", "Close"),
         *bindings("close", "events", "quit"),
         ("p", "filter", "Preemptions only"),
-        ("j", "focused.cursor_down", "Next"),
-        ("k", "focused.cursor_up", "Previous"),
+        ("j", "move(1)", "Next"),
+        ("k", "move(-1)", "Previous"),
     ]
 
     def __init__(self, events: Iterable[EventView], here: int) -> None:
@@ -46,7 +54,6 @@ class EventsScreen(ModalScreen[int]):
         self._events = tuple(events)
         self._here = here
         self._only_preemptions = False
-        self._listed: list[EventView] = []
         self._marked: int | None = None
         self._list = OptionList(id="events-list", markup=False)
 
@@ -63,17 +70,17 @@ class EventsScreen(ModalScreen[int]):
         found = [event for event in self._events if event.kind == "preempted" or not only]
         here = bisect_right(found, self._here, key=lambda event: event.step) - 1
         first = max(0, min(here - MOST // 2, len(found) - MOST))
-        self._listed = found[first : first + MOST]
+        listed = found[first : first + MOST]
         self._marked = None
         title = "Preemptions, newest last" if only else "Events, newest last"
         some = f": {first + 1:,} to {first + MOST:,} of {len(found):,}" if len(found) > MOST else ""
         self._list.border_title = title + some
         self._list.border_subtitle = f"enter goes there · p {'all events' if only else 'only preemptions'} · esc closes"
-        if not self._listed:
+        if not listed:
             nothing = "nobody was preempted" if only else "nothing has happened yet"
             self._list.set_options([Option(nothing, disabled=True)])
             return
-        self._list.set_options(Option(self._prompt(event)) for event in self._listed)
+        self._list.set_options(EventOption(self._prompt(event), event) for event in listed)
         self._list.highlighted = max(0, here - first)
 
     def _prompt(self, event: EventView, *, marked: bool = False) -> Text:
@@ -81,17 +88,35 @@ class EventsScreen(ModalScreen[int]):
         width = min(LINE_WIDTH, self.app.size.width - MARGIN)
         return rich_text([mark, *event_line(event, width)])
 
-    def on_option_list_option_highlighted(self, event: OptionList.OptionHighlighted) -> None:
+    def on_option_list_option_highlighted(self, message: OptionList.OptionHighlighted) -> None:
         """A sign marks the chosen one as well: there may be no colours."""
-        if self._marked is not None:
-            self._list.replace_option_prompt_at_index(self._marked, self._prompt(self._listed[self._marked]))
-        self._marked = event.option_index
-        chosen = self._listed[self._marked]
-        self._here = chosen.step
-        self._list.replace_option_prompt_at_index(self._marked, self._prompt(chosen, marked=True))
+        index, chosen = message.option_index, message.option
+        # The list may be another one by now.
+        if self._option(index) is not chosen or not isinstance(chosen, EventOption):
+            return
+        before = self._option(self._marked)
+        if self._marked is not None and isinstance(before, EventOption):
+            self._list.replace_option_prompt_at_index(self._marked, self._prompt(before.event))
+        self._marked = index
+        self._here = chosen.event.step
+        self._list.replace_option_prompt_at_index(index, self._prompt(chosen.event, marked=True))
 
-    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
-        self.dismiss(self._listed[event.option_index].step)
+    def _option(self, index: int | None) -> Option | None:
+        return None if index is None or index >= self._list.option_count else self._list.get_option_at_index(index)
+
+    def on_option_list_option_selected(self, message: OptionList.OptionSelected) -> None:
+        if isinstance(message.option, EventOption):
+            self.dismiss(message.option.event.step)
+
+    def on_resize(self) -> None:
+        """On a screen that was too small for the list it has lost the focus."""
+        self.call_after_refresh(self.set_focus, self._list)
+
+    def action_move(self, by: int) -> None:
+        if by > 0:
+            self._list.action_cursor_down()
+        else:
+            self._list.action_cursor_up()
 
     def action_filter(self) -> None:
         """Between all events and only the preemptions."""

@@ -13,6 +13,7 @@ from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Vertical, VerticalScroll
+from textual.events import Key
 from textual.screen import ModalScreen
 from textual.widget import Widget
 from textual.widgets import Input, Static, TabbedContent, TabPane, Tabs
@@ -166,7 +167,17 @@ class HelpScreen(ModalScreen[None]):
 
     def action_search(self) -> None:
         self._input.display = True
-        self._input.focus()
+        self.set_focus(self._input)
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """What is typed into the search is no command, also if it was on its way before the search had the focus."""
+        is_letter = action in ("turn", "scroll", "page", "dismiss", "search")
+        return not (is_letter and self.focused is self._input) and super().check_action(action, parameters)
+
+    def take(self, key: Key) -> None:
+        """Write what was typed when the search did not have the focus yet."""
+        if self.focused is self._input and key.character and key.is_printable:
+            self._input.insert_text_at_cursor(key.character)
 
     def action_leave(self) -> None:
         """One thing at a time: the search, then the help."""

@@ -15,7 +15,7 @@ from textual.containers import Vertical
 from textual.screen import ModalScreen
 from textual.widgets import Input
 
-from app.commands import COMMANDS
+from app.commands import Command
 from app.palette import BRIGHT, DECODE, DIM, PREEMPTED, TEXT, WAITING, style
 from app.panels.panel import Panel, Part, heading, wrap_parts
 from app.parameters import PARAMETERS, SPEED, Parameter, Parameters
@@ -34,7 +34,7 @@ TYPED = f"{ascii_letters}{digits}_.+-"
 """What values are made of."""
 KEYS = (("↑↓", "choose"), ("←→", "change"), ("0-9", "type"), ("esc", "close"))
 TYPING_KEYS = (("enter", "send"), ("esc", "leave it"))
-OWN_KEYS = frozenset(("up", "down", "j", "k", "left", "right", "enter", "escape"))
+OWN_KEYS = frozenset((*digits, "up", "down", "j", "k", "left", "right", "enter", "escape"))
 
 
 class ParameterList(Panel):
@@ -174,14 +174,10 @@ class ValueInput(Input):
         allowed = f"[{re.escape(TYPED)}]*"
         super().__init__(compact=True, max_length=MOST_TYPED, restrict=allowed, select_on_focus=False, id=id)
 
-
-def _passed_on() -> Iterable[Binding]:
-    """The app's commands that have a key which means nothing else here. What opens the panel closes it."""
-    for command in COMMANDS:
-        keys = [key for key in command.binding().key.split(",") if key not in OWN_KEYS]
-        if keys:
-            action = "dismiss" if command.name in ("parameters", "quit") else f"app.{command.action}"
-            yield Binding(",".join(keys), action, command.title, show=False, id=command.name)
+    async def action_submit(self) -> None:
+        """At once, not by a message, which the next key might overtake."""
+        assert isinstance(self.screen, ParametersScreen)
+        self.screen.send_value(self.value)
 
 
 class ParametersScreen(ModalScreen[None]):
@@ -199,12 +195,17 @@ class ParametersScreen(ModalScreen[None]):
         ("enter", "type('')", "Type a value"),
         *((digit, f"type({digit!r})", "Type a value") for digit in digits),
         ("escape", "leave", "Close"),
-        *_passed_on(),
     ]
     AUTO_FOCUS = ""
 
-    def __init__(self, parameters: Parameters, reset_key: str, turn: Turn, enter: Enter) -> None:
+    def __init__(
+        self, parameters: Parameters, commands: Iterable[Command], reset_key: str, turn: Turn, enter: Enter
+    ) -> None:
         super().__init__()
+        for command in commands:  # those that have a key which means nothing else here; what opens the panel closes it
+            action = "dismiss" if command.name in ("parameters", "quit") else f"app.{command.action}"
+            for key in set(command.binding().key.split(",")) - OWN_KEYS:
+                self._bindings.bind(key, action, show=False)
         parameters.message = ""
         self._enter = enter
         self._list = ParameterList(parameters, turn, reset_key, id="parameter-list")
@@ -241,8 +242,8 @@ class ParametersScreen(ModalScreen[None]):
         if not self._list.typing:
             self._list.typing = self._input.display = True
             self._input.clear()
-            self.set_focus(self._input)
             self._list.redraw()
+        self.set_focus(self._input)
         self._input.insert_text_at_cursor(text)
 
     def action_leave(self) -> None:
@@ -252,13 +253,11 @@ class ParametersScreen(ModalScreen[None]):
         else:
             self.dismiss()
 
-    def on_input_submitted(self, event: Input.Submitted) -> None:
-        event.stop()
-        if not self._list.typing:
-            return
+    def send_value(self, value: str) -> None:
+        """What was typed is complete."""
         self._stop_typing()
-        if event.value:
-            self._enter(self._list.chosen.name, event.value)
+        if value:
+            self._enter(self._list.chosen.name, value)
 
     def _stop_typing(self) -> None:
         self._list.typing = self._input.display = False

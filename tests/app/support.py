@@ -319,10 +319,10 @@ class ScriptedSource:
 class Stand:
     """A dashboard in front of scripted sources, under a pilot's fingers."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, engine_config: EngineConfig, **options: Any) -> None:
         """`options` are the dashboard's own."""
         self.sources: list[ScriptedSource] = []
-        self.app = Dashboard(EngineOptions("tiny", "auto", "cpu", 1, EngineConfig()), self._start, **options)
+        self.app = Dashboard(EngineOptions("tiny", "auto", "cpu", 1, engine_config), self._start, **options)
         self.pilot: Pilot[int]
         self._notify = self.app.notify
         setattr(self.app, "notify", self._notify_for_long)  # noqa: B010
@@ -434,7 +434,8 @@ async def dashboard(
     size: tuple[int, int] = (120, 40), *events: Event, toasts: bool = False, **options: Any
 ) -> AsyncIterator[Stand]:
     """A running dashboard that has taken in these events. `toasts` shows notices, which lie over the panels."""
-    stand = Stand(**options)
+    configs = (event.trace.config for event in events if isinstance(event, protocol.Stepped))
+    stand = Stand(next(configs, EngineConfig()), **options)
     with patch.object(Compositor, "render_update", _paint_for_nobody):
         async with stand.app.run_test(size=size, notifications=toasts) as stand.pilot:
             # The footer is the last to come.

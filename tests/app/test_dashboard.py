@@ -687,3 +687,21 @@ async def test_the_selection_follows_again_when_its_request_is_forgotten() -> No
         stand.app.redraw()
         assert selected_letter(stand) == "a"
         assert stand.app.selection.following
+
+
+async def test_a_click_on_the_first_row_only_chooses_it() -> None:
+    async with dashboard((120, 40), *EVENTS_OF_BUSY) as stand:
+        await stand.pilot.click("#requests", offset=(4, 1))
+        await stand.settle()
+        assert stand.app.screen is stand.app.default_screen and not stand.app.selection.following
+        await stand.pilot.click("#requests", offset=(4, 1))
+        await stand.settle()
+        assert stand.app.screen is not stand.app.default_screen
+
+
+async def test_a_dead_engine_neither_pauses_nor_gets_a_load() -> None:
+    async with dashboard((120, 40), *EVENTS_OF_BUSY, Failed("gone")) as stand:
+        await stand.press("space", "full_stop", "greater_than_sign")
+        assert not stand.app.session.paused and not stand.app.session.load.rate
+        await stand.press("r")
+        assert stand.source.sent == []

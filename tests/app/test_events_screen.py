@@ -288,3 +288,25 @@ def test_the_title_says_how_to_get_to_a_preemption(width: int, end: str) -> None
 
 def test_without_a_preemption_the_title_says_nothing() -> None:
     assert drawn(panel(EventsPanel, scenario_view("busy")).draw(59, 5), 5)[0].endswith("─")
+
+
+async def test_keys_that_come_in_a_bunch_find_the_list_that_is_there() -> None:
+    """What a key has chosen is told by a message, which may come when the list is another one already."""
+    for scene, keys in (("busy", "up p"), ("preempting", "home end p end p p"), ("preempting", "p up p j k p")):
+        async with dashboard((120, 40), *stepped(scene)) as stand:
+            await stand.press("e")
+            await stand.press(*keys.split())
+            assert is_open(stand), keys
+
+
+async def test_the_list_works_after_a_time_in_which_there_was_no_room_for_it() -> None:
+    async with dashboard((50, 12), *stepped("preempting")) as stand:
+        await stand.press("e", "j", "k")
+        await stand.resize(120, 40)
+        before = listed(stand)
+        await stand.press("up")
+        assert listed(stand) != before
+        await stand.resize(50, 12)
+        await stand.resize(120, 40)
+        await stand.press("k", "enter")
+        assert stand.app.cursor.step is not None

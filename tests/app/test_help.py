@@ -240,6 +240,13 @@ async def test_letters_in_the_search_are_letters() -> None:
         assert is_open(stand) and "qlh?" in stand.text()
 
 
+async def test_what_is_typed_right_behind_the_slash_is_searched_for() -> None:
+    async with dashboard((80, 24), READY) as stand:
+        await stand.press("question_mark")
+        await stand.press("slash", *"queue")
+        assert is_open(stand) and "queue" in stand.lines()[-3] + stand.lines()[-4] and stand.source.sent == []
+
+
 async def test_escape_leaves_the_search_first() -> None:
     async with dashboard((80, 24), READY) as stand:
         await search(stand, *"budget")

@@ -454,6 +454,19 @@ def test_rates_are_by_the_engines_clock() -> None:
     assert EngineView().rates() == (0.0, 0.0)
 
 
+def test_rates_leave_out_the_time_in_which_nothing_was_to_do() -> None:
+    stage = ScriptedEngine(config(blocks=40, bs=8, budget=64, seqs=4, length=64))
+    stage.add([1] * 10, 6)
+    stage.run_to_end()
+    first = stage.traces
+    stage.add([2] * 10, 6)
+    stage.run_to_end()
+    later = [msgspec.structs.replace(trace, started=trace.started + 60) for trace in stage.traces[6:]]
+    view = view_of([*first[:6], *later])
+    assert view.rates(seconds=1000) == pytest.approx((1 / STEP_SECONDS, 1 / STEP_SECONDS))
+    assert view_of([*first[:6], later[0]]).rates() == (0.0, 0.0), "one step has no rate"
+
+
 # Latencies of a request.
 
 
