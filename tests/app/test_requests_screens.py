@@ -401,7 +401,7 @@ async def test_a_request_stays_on_the_screen_when_it_ends() -> None:
             stage.add([1, 2], 2)
         stage.run_to_end()
         await stand.play(stage.traces[shown:])
-        assert "It has been forgotten" in detail(stand)
+        assert "it has been forgotten" in detail(stand)
         await stand.press("x")
         assert stand.source.take_sent() == [], "there is nothing to abort"
         await stand.press("escape")
