@@ -1,4 +1,4 @@
-"""The command line: `nanoviz` opens the dashboard; `nanoviz run`, `verify`, `bench` and `config` do without."""
+"""The command line: `nanoviz` and `nanoviz replay` open the dashboard; `run`, `verify`, `bench` and `config` do not."""
 
 from __future__ import annotations
 
@@ -7,50 +7,47 @@ import sys
 from argparse import ArgumentParser, Namespace
 from argparse import RawDescriptionHelpFormatter as RawDescription
 from collections.abc import Sequence
+from functools import partial
 from importlib.metadata import version
 from inspect import cleandoc
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import Field, ValidationError
 from pydantic_settings import CliSettingsSource, SettingsError
 
 from app.headless import clear_report
 from app.history import MAX_STEPS
-from app.settings import Settings, SettingsMistake, expanded, key_table, settings_place
+from app.recording import RecordingError
+from app.settings import CommandSettings, Settings, SettingsMistake, expanded, key_table, settings_place
 from app.text import printable
-from engine.config import ConfigError
+from engine.config import ConfigError, EngineConfig
 from engine.locate import locate
 from engine.progress import ModelError
 from engine.request import RequestError, SamplingParams
 
+if TYPE_CHECKING:
+    from app.protocol import EngineOptions
+    from app.session import Start
+
 MISUSE = 2
 
 
-class Watch(Settings):
-    """Watch a real LLM inference engine think.
-
-    Opens the dashboard. Other commands: `nanoviz run` answers prompts and prints traces, `nanoviz verify` compares the
-    engine with transformers, `nanoviz bench` measures, `nanoviz config` shows the settings; each has its own --help.
-    Every parameter can also be set as NANOVIZ_NAME in the environment or as name = value in the settings file; a flag
-    wins over a variable, a variable over the file. Keys are bound in the file.
-    """
+class Display(CommandSettings):
+    """How the dashboard looks, and what it remembers."""
 
     history_steps: int = Field(MAX_STEPS, ge=100, description="steps one can go back; each takes a few kilobytes")
     theme: str = Field("dark", description="dark, light, or one of Textual's themes, such as nord or ansi-dark")
     ascii: bool = Field(False, description="draw with ASCII signs only, as on the Linux console in any case")
 
-    def execute(self, arguments: Namespace) -> int:
+    def show(self, options: EngineOptions, start: Start) -> int:
+        """Open the dashboard on what `start` starts; returns the exit code."""
         from app.dashboard import Dashboard
         from app.keys import rebound
         from app.looks import theme_name
-        from app.protocol import EngineOptions
 
         commands = rebound(*key_table())
         theme = theme_name(self.theme)
         ascii = self.ascii or os.environ.get("TERM") == "linux"
-        config = self.engine_config()
-        config.validate()
-        locate(self.model)
         # Textual reads keys from standard input, draws on standard error, and takes the size from standard output.
         if not all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):
             raise ConfigError("the dashboard needs a terminal; `nanoviz run` works without one.")
@@ -59,16 +56,69 @@ class Watch(Settings):
                 f"the terminal's encoding is {sys.stderr.encoding}; the dashboard needs UTF-8 (see LANG), or --ascii."
             )
         dashboard = Dashboard(
-            EngineOptions(self.model, self.dtype, self.device, self.num_threads(), config),
-            commands=commands,
-            history_steps=self.history_steps,
-            theme=theme,
-            ascii=ascii,
+            options, start, commands=commands, history_steps=self.history_steps, theme=theme, ascii=ascii
         )
         try:
             return dashboard.run() or dashboard.return_code or 0
         finally:
             dashboard.session.close()
+
+
+class Watch(Display, Settings):
+    """Watch a real LLM inference engine think.
+
+    Opens the dashboard. Other commands: `nanoviz replay` plays a recording, `nanoviz run` answers prompts and prints
+    traces, `nanoviz verify` compares the engine with transformers, `nanoviz bench` measures, `nanoviz config` shows the
+    settings; each has its own --help.
+    Every parameter can also be set as NANOVIZ_NAME in the environment or as name = value in the settings file; a flag
+    wins over a variable, a variable over the file. Keys are bound in the file.
+    """
+
+    @classmethod
+    def add_arguments(cls, parser: ArgumentParser) -> None:
+        parser.add_argument(
+            "--record", type=expanded, metavar="FILE", help="write all steps to a new file, to be replayed"
+        )
+
+    def execute(self, arguments: Namespace) -> int:
+        from app.engine_process import EngineProcess
+        from app.protocol import EngineOptions
+
+        config = self.engine_config()
+        config.validate()
+        locate(self.model)
+        options = EngineOptions(self.model, self.dtype, self.device, self.num_threads(), config)
+        if arguments.record is None:
+            return self.show(options, EngineProcess)
+        from app.recorded_engine import RecordedEngine
+        from app.recording import Recorder
+
+        recorder = Recorder(arguments.record)
+        try:
+            return self.show(options, partial(RecordedEngine, recorder=recorder))
+        finally:
+            recorder.close()
+
+
+class Replay(Display):
+    """Play a recording that `nanoviz --record FILE` has made, in the same dashboard; no model is needed."""
+
+    @classmethod
+    def add_arguments(cls, parser: ArgumentParser) -> None:
+        parser.add_argument("file", type=expanded, metavar="FILE", help="the recording")
+        parser.add_argument(
+            "--step", type=int, default=0, help="begin with this one; those before it can be gone back to"
+        )
+
+    def execute(self, arguments: Namespace) -> int:
+        from app import replay
+        from app.protocol import EngineOptions
+        from app.recording import Recording
+
+        recording = Recording(arguments.file)
+        config = recording.traces[0].config if recording.traces else EngineConfig()
+        options = EngineOptions(recording.header.engine.model, "auto", "cpu", 1, config)
+        return self.show(options, lambda _: replay.Replay(recording, arguments.step))
 
 
 class Run(Settings):
@@ -226,8 +276,9 @@ class Config(Watch, Run):
         return 0
 
 
-AnyCommand = TypeVar("AnyCommand", Watch, Run, Verify, Bench, Config)
-COMMANDS: dict[str, type[Watch | Run | Verify | Bench | Config]] = {
+AnyCommand = TypeVar("AnyCommand", bound=CommandSettings)
+COMMANDS: dict[str, type[CommandSettings]] = {
+    "replay": Replay,
     "run": Run,
     "verify": Verify,
     "bench": Bench,
@@ -238,7 +289,7 @@ COMMANDS: dict[str, type[Watch | Run | Verify | Bench | Config]] = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code. 2 is a mistake of the user, 1 a failed check."""
     args = list(sys.argv[1:] if arguments is None else arguments)
-    command: type[Watch | Run | Verify | Bench | Config] = Watch
+    command: type[CommandSettings] = Watch
     program = "nanoviz"
     if args and not args[0].startswith("-"):
         name, *args = args
@@ -251,7 +302,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return read_settings(command, flags).execute(parsed) if code is None else code
     except ValidationError as error:
         return fail(*(describe(mistake) for mistake in error.errors()))
-    except (ConfigError, ModelError, RequestError, SettingsError, SettingsMistake) as error:
+    except (ConfigError, ModelError, RequestError, RecordingError, SettingsError, SettingsMistake) as error:
         return fail(str(error))
     except BrokenPipeError:
         sys.stderr.close()  # whoever read the output has had enough; say nothing at exit either
@@ -287,7 +338,7 @@ def read_settings(command: type[AnyCommand], flags: CliSettingsSource[ArgumentPa
 
     Raises ValidationError, SettingsError or SettingsMistake for values that cannot be meant so.
     """
-    return command(_cli_settings_source=flags)
+    return command(_cli_settings_source=flags)  # type: ignore[call-arg]
 
 
 def describe(mistake: Any) -> str:

@@ -29,6 +29,7 @@ from app.panels.panel import Panel
 from app.panels.requests import RequestsPanel
 from app.parameters import SPEED, Changes, Value, next_speed, parse, turned
 from app.protocol import EngineOptions, Event
+from app.replay import NO_ENGINE
 from app.screens.events import EventsScreen
 from app.screens.help import HelpScreen
 from app.screens.main import MIN_HEIGHT, MIN_WIDTH, MainScreen
@@ -159,6 +160,8 @@ class Dashboard(ThemedApp[int]):
         match event:
             case protocol.Ready() if not event.bitwise:
                 self._say(f"Results are {event.exactness}.", "warning")
+            case protocol.Notice(text):
+                self._say(text, "warning")
             case protocol.Refused(_, reason):
                 self._say(f"Refused: {reason}", "warning")
             case protocol.Reconfigured(config) if not self._opened(ParametersScreen):
@@ -249,7 +252,7 @@ class Dashboard(ThemedApp[int]):
 
     def _send(self, drafts: Iterable[Draft]) -> bool:
         """Send these requests, and show the newest step, where they will be; False if there is no engine."""
-        if self._has_ended():
+        if self._has_ended() or self._is_recording():
             return False
         self.cursor.live()
         self.session.inject(drafts)
@@ -262,6 +265,12 @@ class Dashboard(ThemedApp[int]):
             self._say(f"The engine has ended; {self.keys['restart']} starts it again.", "warning")
         return self.session.failed is not None
 
+    def _is_recording(self) -> bool:
+        """Whether there is none because this is a recording; then that is said."""
+        if self.session.is_recording:
+            self._say(NO_ENGINE, "warning", timeout=BRIEFLY)
+        return self.session.is_recording
+
     @property
     def _policy(self) -> str:
         return self.session.config.policy
@@ -271,12 +280,17 @@ class Dashboard(ThemedApp[int]):
         if self._has_ended():
             return
         self._ticker.resume()
+        if self.session.is_recording:
+            self._say(NO_ENGINE, "warning", timeout=BRIEFLY)
+            return
         load = self.session.load
         load.change(by)
         self._say(f"Load: {load.rate:g} requests a second." if load.rate else "Load: off.", timeout=BRIEFLY)
         self.redraw()
 
     def action_abort(self) -> None:
+        if self._is_recording():
+            return
         request_id = self.selection.request_id
         if request_id is not None and self.session.can_abort(request_id):
             self.session.abort(request_id)
@@ -457,6 +471,9 @@ class Dashboard(ThemedApp[int]):
     def _reconfigure(self, changes: Changes) -> None:
         if self.session.failed:
             self._refuse(f"The engine has ended; {self.keys['restart']} starts it again.")
+            return
+        if self.session.is_recording:
+            self._refuse(NO_ENGINE)
             return
         self.session.reconfigure(changes)
         if not self.session.ready and not self._opened(ParametersScreen):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from math import inf, isfinite
 
 from engine.config import ConfigError, EngineConfig
-from engine.policy import POLICIES, policy_class
+from engine.policy import POLICIES
 
 Value = bool | int | float | str
 Changes = dict[str, Value]
@@ -87,8 +87,9 @@ class Parameters:
         return config
 
     def is_ignored(self, name: str) -> bool:
-        """It does nothing under the policy in force."""
-        return name in policy_class(self.config.policy).ignored
+        """It does nothing under the policy in force. Of one that somebody wrote elsewhere nothing is known."""
+        policy = POLICIES.get(self.config.policy)
+        return policy is not None and name in policy.ignored
 
     def to_reset(self) -> Changes:
         """What has to be asked for so that all is as it was at the start."""
@@ -178,7 +179,7 @@ def _further(config: EngineConfig, name: str, by: int) -> Iterable[Value]:
         return [not now]
     if isinstance(now, str):
         names = list(POLICIES)
-        start = names.index(now)
+        start = names.index(now) if now in names else -by
         return [names[(start + by * offset) % len(names)] for offset in range(1, len(names))]
     ladder = set(LADDERS.get(name, POWERS))
     if name == "num_blocks":  # the least that can be is no round number

@@ -77,6 +77,8 @@ class Ready(_Message, frozen=True):
     exactness: str
     bitwise: bool
     random_weights: bool
+    recorded: str = ""
+    """If this is a recording: when it was made."""
 
 
 class Stepped(_Message, frozen=True):
@@ -116,6 +118,12 @@ class PaceSet(_Message, frozen=True):
     steps_per_second: float
 
 
+class Notice(_Message, frozen=True):
+    """Something that people have to know, of which nothing else follows."""
+
+    text: str
+
+
 class Failed(_Message, frozen=True):
     """The engine cannot go on, and why."""
 
@@ -123,7 +131,7 @@ class Failed(_Message, frozen=True):
 
 
 Command = AddRequest | Abort | Reconfigure | SetPaused | StepOnce | SetSpeed
-Event = Loading | Ready | Stepped | Accepted | Refused | Reconfigured | ReconfigureRefused | PaceSet | Failed
+Event = Loading | Ready | Stepped | Accepted | Refused | Reconfigured | ReconfigureRefused | PaceSet | Notice | Failed
 
 encode = msgspec.msgpack.Encoder().encode
 decode_options = msgspec.msgpack.Decoder(EngineOptions).decode

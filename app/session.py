@@ -163,7 +163,12 @@ class Session:
     @property
     def is_load_on(self) -> bool:
         """Requests arrive by themselves now."""
-        return bool(self.load.rate and self.ready and not self.failed and not self.paused)
+        return bool(self.load.rate and self.ready and not self.failed and not self.paused and not self.is_recording)
+
+    @property
+    def is_recording(self) -> bool:
+        """There is no engine: what comes was recorded."""
+        return self.ready is not None and bool(self.ready.recorded)
 
     def send_load(self, now: float) -> bool:
         """Send what the load has brought until `now`, in seconds of a clock that never goes back; True if anything."""

@@ -51,11 +51,11 @@ def settings_path() -> Path:
 class _File(TomlConfigSettingsSource):
     """The settings file. It serves all commands: another's option is left out, what is nobody's is refused.
 
-    Commands are the subclasses of `Settings`; `app.cli` defines them all.
+    Commands are the subclasses of `CommandSettings`; `app.cli` defines them all.
     """
 
     def __call__(self) -> dict[str, Any]:
-        known = {name for command in _all_subclasses(_Base) for name in command.model_fields}
+        known = {name for command in _all_subclasses(CommandSettings) for name in command.model_fields}
         if unknown := sorted(self.toml_data.keys() - known - {KEYS}):
             raise SettingsMistake(f"there is no setting {unknown[0]!r} (in {settings_path()}).")
         own = self.settings_cls.model_fields
@@ -76,7 +76,9 @@ def _all_subclasses(base: type[BaseSettings]) -> Iterator[type[BaseSettings]]:
         yield from _all_subclasses(subclass)
 
 
-class _Base(BaseSettings):
+class CommandSettings(BaseSettings):
+    """Settings of a command, from flags, variables and the settings file; subclasses say which."""
+
     model_config = SettingsConfigDict(
         env_prefix=PREFIX,
         extra="forbid",
@@ -89,6 +91,19 @@ class _Base(BaseSettings):
     )
 
     @classmethod
+    def add_arguments(cls, parser: ArgumentParser) -> None:
+        """Arguments of a command that are no settings: they are said anew in each call."""
+
+    @classmethod
+    def execute_without_settings(cls, arguments: Namespace) -> int | None:
+        """What can be done before any setting is read: its exit code, or None if the settings are needed."""
+        return None
+
+    def execute(self, arguments: Namespace) -> int:
+        """Do it; returns the exit code."""
+        raise NotImplementedError
+
+    @classmethod
     def settings_customise_sources(
         cls,
         settings_cls: type[BaseSettings],
@@ -97,7 +112,9 @@ class _Base(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        known = {f"{PREFIX}{name}".upper() for command in _all_subclasses(_Base) for name in command.model_fields}
+        known = {
+            f"{PREFIX}{name}".upper() for command in _all_subclasses(CommandSettings) for name in command.model_fields
+        }
         for name in sorted(os.environ):
             if name.startswith(PREFIX) and name not in known and name not in OTHER_VARIABLES:
                 raise SettingsMistake(f"there is no setting {name} (in the environment).")
@@ -113,11 +130,11 @@ def _engine_fields() -> dict[str, Any]:
     }
 
 
-_EngineSettings: type[_Base] = create_model("_EngineSettings", __base__=_Base, **_engine_fields())
+_EngineSettings: type[CommandSettings] = create_model("_EngineSettings", __base__=CommandSettings, **_engine_fields())
 
 
 class Settings(_EngineSettings):  # type: ignore[misc, valid-type]
-    """What every command understands."""
+    """What every command understands that runs an engine."""
 
     model: str = "smollm2"
     """smollm2, tiny, a folder, a .gguf file, or a hub id such as Qwen/Qwen3-0.6B"""
@@ -127,15 +144,6 @@ class Settings(_EngineSettings):  # type: ignore[misc, valid-type]
     """cpu, cuda or mps, as torch calls them"""
     threads: int | None = Field(None, ge=1)
     """CPU threads of the engine; by default one less than there are cores, since a screen wants one too"""
-
-    @classmethod
-    def add_arguments(cls, parser: ArgumentParser) -> None:
-        """Arguments of a command that are no settings: they are said anew in each call."""
-
-    @classmethod
-    def execute_without_settings(cls, arguments: Namespace) -> int | None:
-        """What can be done before any setting is read: its exit code, or None if the settings are needed."""
-        return None
 
     def engine_config(self) -> EngineConfig:
         return EngineConfig(**{f.name: getattr(self, f.name) for f in fields(EngineConfig)})

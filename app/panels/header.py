@@ -47,6 +47,9 @@ class Header(Panel):
         if ready:
             dtype = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}.get(ready.dtype, ready.dtype)
             groups.append((4, [(f"  {printable(ready.model)}", style(BRIGHT, bold=True))]))
+            if ready.recorded:
+                groups.append((1, [(" recording", style(WAITING, bold=True))]))
+                groups.append((9, [(f" of {ready.recorded[:10]}", style(DIM))]))
             if ready.random_weights:
                 groups.append((3, [(" random weights", style(WAITING))]))
             groups.append((6, [(f" {ready.device} {dtype}", style(DIM))]))

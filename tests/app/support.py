@@ -28,6 +28,7 @@ from app import cli, protocol
 from app.dashboard import Dashboard
 from app.panels.panel import Part
 from app.protocol import Command, EngineOptions, Event
+from app.session import Start
 from app.view import EngineView
 from engine.config import EngineConfig
 from engine.core import LLMEngine
@@ -319,10 +320,10 @@ class ScriptedSource:
 class Stand:
     """A dashboard in front of scripted sources, under a pilot's fingers."""
 
-    def __init__(self, engine_config: EngineConfig, **options: Any) -> None:
-        """`options` are the dashboard's own."""
+    def __init__(self, engine_config: EngineConfig, start: Start | None = None, **options: Any) -> None:
+        """`options` are the dashboard's own; `start` starts what is to be watched, if that is no script."""
         self.sources: list[ScriptedSource] = []
-        self.app = Dashboard(EngineOptions("tiny", "auto", "cpu", 1, engine_config), self._start, **options)
+        self.app = Dashboard(EngineOptions("tiny", "auto", "cpu", 1, engine_config), start or self._start, **options)
         self.pilot: Pilot[int]
         self._notify = self.app.notify
         setattr(self.app, "notify", self._notify_for_long)  # noqa: B010
@@ -347,7 +348,8 @@ class Stand:
 
     def feed_only(self, *events: Event) -> None:
         """Let the source say this and the dashboard draw it, without waiting for a layout that may follow."""
-        self.source.feed(*events)
+        if self.sources:  # not of another kind
+            self.source.feed(*events)
         self.app.tick()
 
     async def play(self, traces: Iterable[StepTrace]) -> None:
@@ -431,11 +433,15 @@ def _paint_for_nobody(self: Compositor, full: bool = False, **options: Any) -> A
 
 @asynccontextmanager
 async def dashboard(
-    size: tuple[int, int] = (120, 40), *events: Event, toasts: bool = False, **options: Any
+    size: tuple[int, int] = (120, 40),
+    *events: Event,
+    engine_config: EngineConfig | None = None,
+    toasts: bool = False,
+    **options: Any,
 ) -> AsyncIterator[Stand]:
     """A running dashboard that has taken in these events. `toasts` shows notices, which lie over the panels."""
     configs = (event.trace.config for event in events if isinstance(event, protocol.Stepped))
-    stand = Stand(next(configs, EngineConfig()), **options)
+    stand = Stand(engine_config or next(configs, EngineConfig()), **options)
     with patch.object(Compositor, "render_update", _paint_for_nobody):
         async with stand.app.run_test(size=size, notifications=toasts) as stand.pilot:
             # The footer is the last to come.

@@ -15,8 +15,10 @@ from pydantic import Field
 from app import cli, config_command
 from app.commands import COMMANDS
 from app.keys import rebound
-from app.settings import Settings, key_table, settings_place
+from app.settings import CommandSettings, key_table, settings_place
 from tests.app.support import run_cli
+
+ALL: dict[str, type[CommandSettings]] = {"": cli.Watch, **cli.COMMANDS}
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +63,7 @@ def test_without_anything_all_are_defaults(capsys: pytest.CaptureFixture[str]) -
 
 def test_every_setting_of_every_command_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
     out = run_cli(capsys, "config").out
-    for command in (cli.Watch, *cli.COMMANDS.values()):
+    for command in ALL.values():
         for name in command.model_fields:
             lines = [line for line in out.splitlines() if line.removeprefix("# ").split(" ")[0] == name]
             assert len(lines) == 1, f"{name}: {lines}"
@@ -144,7 +146,7 @@ def test_init_writes_the_file_in_its_place(capsys: pytest.CaptureFixture[str]) -
 def test_init_writes_every_setting_with_its_help() -> None:
     text = config_command.template(cli.Config.sections(), cli.Config.model_fields)
     words = " ".join(text.replace("\n# ", " ").split())
-    for command in (cli.Watch, *cli.COMMANDS.values()):
+    for command in ALL.values():
         for name, field in command.model_fields.items():
             assert text.count(f"\n#{name} = ") == 1
             assert field.description and " ".join(field.description.split()) in words
@@ -162,9 +164,9 @@ def test_what_init_wrote_can_be_read_with_every_setting_in_force(capsys: pytest.
     run_cli(capsys, "config", "--init")
     path = settings_place()
     path.write_text(uncommented(path.read_text()))
-    for command in (cli.Watch, *cli.COMMANDS.values()):
-        arguments = ["scheduler"] if command is cli.Bench else []
-        settings: Settings = cli.parse(command, arguments)[0]
+    said_each_time = {"bench": ["scheduler"], "replay": ["run.gz"]}
+    for called, command in ALL.items():
+        settings = cli.parse(command, said_each_time.get(called, []))[0]
         for name, field in command.model_fields.items():
             default = config_command.EXAMPLE if field.default is None else field.default
             assert getattr(settings, name) == default, name

@@ -19,6 +19,7 @@ from pathlib import Path
 import pyte
 import pytest
 
+from app.recording import Recording
 from tests.app.test_worker import PATIENCE, is_alive, wait_for
 
 COLUMNS, ROWS = 120, 40
@@ -197,3 +198,26 @@ def test_other_terminals(environment: dict[str, str]) -> None:
         terminal.assert_restored()
     finally:
         terminal.close()
+
+
+@pytest.mark.parametrize("name", ["run.jsonl", "run.gz"])
+def test_what_was_recorded_is_there_after_the_program_was_killed(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    terminal = Terminal("--model", "tiny", "--record", str(path))
+    try:
+        terminal.wait_for("idle")
+        terminal.press("s")
+        terminal.wait_for("finished 1", "done: ")
+        wait_for(lambda: bool(Recording(path).traces[-1].finished))
+    finally:
+        terminal.close()
+    traces = Recording(path).traces
+    assert traces[0].arrivals and traces[-1].finished
+    replay = Terminal("replay", str(path), "--step", str(len(traces)))
+    try:
+        replay.wait_for("recording", "finished 1", "paused")
+        replay.press("q")
+        assert replay.wait() == 0
+        replay.assert_restored()
+    finally:
+        replay.close()
