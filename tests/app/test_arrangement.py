@@ -305,7 +305,7 @@ async def test_a_panel_that_is_hidden_loses_the_focus() -> None:
 # Maximising.
 
 
-@pytest.mark.parametrize(("size", "back"), zip(SIZES, ["m", "escape"] * 2, strict=True))
+@pytest.mark.parametrize(("size", "back"), list(zip(SIZES, ["m", "escape"] * 2, strict=True)))
 async def test_a_panel_fills_the_screen_and_goes_back(size: tuple[int, int], back: str) -> None:
     async with dashboard(size, *stepped("busy")) as stand:
         await stand.press("tab")
