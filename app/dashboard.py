@@ -6,7 +6,6 @@ import asyncio
 import signal
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -27,7 +26,7 @@ from app.pacing import FRAMES_PER_SECOND
 from app.panels.axis import GoTo
 from app.panels.panel import Panel
 from app.panels.requests import RequestsPanel
-from app.parameters import SPEED, Changes, Value, next_speed, parse, turned
+from app.parameters import SPEED, Changes, Value, check, next_speed, parse, turned
 from app.protocol import EngineOptions, Event
 from app.replay import NO_ENGINE
 from app.screens.events import EventsScreen
@@ -458,7 +457,7 @@ class Dashboard(ThemedApp[int]):
         try:
             value: Value = parse(name, text)
             if name != SPEED:
-                replace(self.session.parameters.expected, **{name: value}).validate()  # type: ignore[arg-type]
+                check(self.session.parameters.expected, name, value)
         except ConfigError as error:
             self._refuse(str(error))
             return

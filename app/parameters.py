@@ -131,13 +131,18 @@ def turned(config: EngineConfig, name: str, by: int) -> tuple[Value, str]:
     passed = ""
     for value in _further(config, name, by):
         try:
-            replace(config, **{name: value}).validate()  # type: ignore[arg-type]
+            check(config, name, value)
         except ConfigError as error:
             passed = passed or str(error)
         else:
             return value, passed
     end = "up" if by > 0 else "down"
     raise ConfigError(passed or f"{name} is {getattr(config, name)}: no key goes further {end}, but it can be typed.")
+
+
+def check(config: EngineConfig, name: str, value: Value) -> None:
+    """Raises ConfigError if the engine could not take this value beside its other parameters."""
+    replace(config, **{name: value}).validate()  # type: ignore[arg-type]
 
 
 def next_speed(speed: float, by: int) -> float:

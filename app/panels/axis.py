@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import islice
 
 from textual.message import Message
@@ -30,6 +31,17 @@ def gutter(width: int) -> int:
 
 def num_columns(width: int) -> int:
     return max(0, width - gutter(width))
+
+
+def scale(row: int, rows: int, top: float, write: Callable[[float], str]) -> str:
+    """What a vertical axis up to `top` says at this row from the top: its ends, and its middle if that is far off."""
+    if row == 0:
+        return f"{write(top)} ┤"
+    if row == rows - 1:
+        return "0 ┤"
+    if rows >= 5 and row == rows // 2:
+        return f"{write(top * (rows - row) / rows)} ┤"
+    return "│"
 
 
 def columns(view: EngineView, width: int) -> list[StepBar]:

@@ -19,7 +19,7 @@ from app.palette import (
     is_textured,
     style,
 )
-from app.panels.axis import WIDE_GUTTER, columns, gutter
+from app.panels.axis import WIDE_GUTTER, columns, gutter, scale
 from app.panels.panel import Panel, Part, heading
 from app.text import fit
 from app.view import StepBar
@@ -51,7 +51,7 @@ class BudgetPanel(Panel):
         numbers = self._numbers(" " if left == WIDE_GUTTER else "")
         for row in range(rows):
             level = rows - 1 - row
-            label = self._scale(row, rows, top)
+            label = scale(row, rows, top, lambda tokens: short(round(tokens)))
             number, look = numbers[row] if row < len(numbers) else ("", style(DIM))
             line: list[Part] = [(fit(number, left - len(label)), look), (label, style(DIM)), (" " * gap, style())]
             line += [column[level] for column in cells]
@@ -76,18 +76,6 @@ class BudgetPanel(Panel):
         if bar.cached:
             numbers.append((f"{_sign(CACHED, space)}{bar.cached} cached", style(CACHED)))
         return numbers
-
-    @staticmethod
-    def _scale(row: int, rows: int, top: int) -> str:
-        if not top:
-            return " "
-        if row == 0:
-            return f"{short(top)} ┤"
-        if row == rows - 1:
-            return "0 ┤"
-        if rows >= 5 and row == rows // 2:
-            return f"{short(round(top * (rows - row) / rows))} ┤"
-        return "│"
 
 
 def _mark(bar: StepBar) -> Part:

@@ -22,7 +22,7 @@ from app.palette import (
     is_textured,
     style,
 )
-from app.panels.axis import WIDE_FROM, columns, gutter
+from app.panels.axis import WIDE_FROM, columns, gutter, scale
 from app.panels.budget import EIGHTHS
 from app.panels.panel import Panel, Part, heading
 from app.view import LONG_PROMPT, Measure, Sample, StepBar
@@ -212,15 +212,7 @@ def _legend(width: int) -> list[Part]:
 
 
 def _scale(row: int, rows: int, top: float) -> str:
-    if not top:
-        return ""
-    if row == 0:
-        return f"{brief(top)} ┤"
-    if row == rows - 1:
-        return "0 ┤"
-    if rows >= 5 and row == rows // 2:
-        return f"{brief(top * (rows - row) / rows)} ┤"
-    return "│"
+    return scale(row, rows, top, brief) if top else ""
 
 
 def _line(words: Iterable[Part], label: str, cells: Sequence[Part], width: int) -> list[Part]:
