@@ -127,6 +127,13 @@ class History:
         self._shown = view
         return view
 
+    def traces(self) -> Iterator[StepTrace]:
+        """The traces of all steps that can be shown, oldest first."""
+        for stretch in self._stretches:
+            assert stretch.state.trace is not None
+            yield stretch.state.trace
+            yield from stretch.traces(stretch.first, stretch.first + len(stretch) - 1)
+
     def next_step(self, step: int, condition: Callable[[StepBar], object]) -> int | None:
         """The first step after this one whose bar satisfies the condition."""
         return self._find((bar for bar in self.bars if bar.step > step), condition)
