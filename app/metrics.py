@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from statistics import fmean
+from statistics import fmean, median
 from typing import Literal
 
 from app.latency import percentile
@@ -58,6 +58,7 @@ TOTALS: dict[str, Total] = {
     "seconds": Total("from the first step to the end of the last", "seconds", lambda r: r.seconds),
     "requests": Total("requests that arrived", "", lambda r: len(r.requests)),
     "served": Total("requests that ended by themselves", "", lambda r: sum(row.is_served for row in r.requests)),
+    "refused": Total("requests that were not taken", "", lambda r: len(r.refused)),
     "preemptions": Total("times that a request was thrown out", "", lambda r: sum(s.preemptions for s in r.steps)),
     "preempted": Total(
         "requests that were thrown out at all", "", lambda r: sum(bool(row.view.preempted_at) for row in r.requests)
@@ -204,7 +205,11 @@ class Metric:
         return TOTALS[self.measure].help if self.measure in TOTALS else SPREADS[self.measure].help
 
     def of(self, run: Run) -> float | None:
-        """Its value; None if the run has nothing of the kind."""
+        """Its value, the median if the run was repeated; None if the run has nothing of the kind."""
+        values = [value for one in (run, *run.repeats) if (value := self._of_one(one)) is not None]
+        return median(values) if values else None
+
+    def _of_one(self, run: Run) -> float | None:
         if self.measure in TOTALS:
             return TOTALS[self.measure].of(run)
         requests = (row for row in run.requests if self.label in ("", row.label))

@@ -23,8 +23,18 @@ class EngineOptions(_Message, frozen=True):
     config: EngineConfig
 
 
+class Piece(msgspec.Struct, frozen=True):
+    """Text, repeated and cut so that it has exactly so many tokens."""
+
+    text: str
+    num_tokens: int
+
+
 class AddRequest(_Message, frozen=True):
-    """A chat message to answer. `max_prompt_tokens` keeps only the last so many tokens of it."""
+    """A chat message to answer. `max_prompt_tokens` keeps only the last so many tokens of it.
+
+    With `pieces` the prompt is these, one behind the other, and no chat message: what counts is how long it is.
+    """
 
     request_id: str
     prompt: str
@@ -32,6 +42,7 @@ class AddRequest(_Message, frozen=True):
     params: SamplingParams
     max_prompt_tokens: int | None = None
     priority: int = 0
+    pieces: tuple[Piece, ...] = ()
 
 
 class Abort(_Message, frozen=True):
@@ -58,6 +69,34 @@ class SetSpeed(_Message, frozen=True):
     steps_per_second: float
 
 
+class Note(_Message, frozen=True):
+    """Say this in the trace of the next step."""
+
+    text: str
+
+
+class Cue(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A command of a script, and when it is obeyed: before a step is computed, or so many seconds after the start.
+
+    The seconds are those of the engine's clock. If nobody is left to make a step for, the next step comes at once.
+    """
+
+    command: Scripted
+    step: int | None = None
+    second: float | None = None
+
+
+class Begin(_Message, frozen=True):
+    """Begin anew: an empty engine with these parameters around the same model, which follows a script.
+
+    What the engine says about this run comes behind a Ready with its number.
+    """
+
+    run: int
+    config: EngineConfig
+    cues: tuple[Cue, ...] = ()
+
+
 class Loading(_Message, frozen=True):
     """The model is on its way. `total` is 0 where there is no measure."""
 
@@ -79,6 +118,8 @@ class Ready(_Message, frozen=True):
     random_weights: bool
     recorded: str = ""
     """If this is a recording: when it was made."""
+    run: int = 0
+    """The number of the Begin that this answers; 0 is the engine's first run."""
 
 
 class Stepped(_Message, frozen=True):
@@ -118,6 +159,10 @@ class PaceSet(_Message, frozen=True):
     steps_per_second: float
 
 
+class ScriptEnded(_Message, frozen=True):
+    """All of the script was obeyed, and nobody is left."""
+
+
 class Notice(_Message, frozen=True):
     """Something that people have to know, of which nothing else follows."""
 
@@ -130,8 +175,21 @@ class Failed(_Message, frozen=True):
     error: str
 
 
-Command = AddRequest | Abort | Reconfigure | SetPaused | StepOnce | SetSpeed
-Event = Loading | Ready | Stepped | Accepted | Refused | Reconfigured | ReconfigureRefused | PaceSet | Notice | Failed
+Scripted = AddRequest | Abort | Reconfigure | SetPaused | Note
+Command = Scripted | StepOnce | SetSpeed | Begin
+Event = (
+    Loading
+    | Ready
+    | Stepped
+    | Accepted
+    | Refused
+    | Reconfigured
+    | ReconfigureRefused
+    | PaceSet
+    | ScriptEnded
+    | Notice
+    | Failed
+)
 
 encode = msgspec.msgpack.Encoder().encode
 decode_options = msgspec.msgpack.Decoder(EngineOptions).decode

@@ -83,6 +83,10 @@ class Run:
         self.requests: list[RequestRow] = []
         """In the order of their arrival."""
         self.first_config: EngineConfig | None = None
+        self.refused: list[str] = []
+        """Why requests were not taken, of each one that was not."""
+        self.repeats: list[Run] = []
+        """The same once more, as often as it was repeated: its metrics are medians over all of them."""
         self._view = EngineView()
         self._alive: dict[str, RequestRow] = {}
         for trace in traces:

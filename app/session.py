@@ -6,7 +6,7 @@ has ended can be followed by another: parameters, load and what was sent last go
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
@@ -17,6 +17,7 @@ from app.history import History
 from app.inject import Draft, Injector, Load
 from app.parameters import Changes, Parameters
 from app.protocol import EngineOptions, Event
+from app.run import Run
 from app.view import EngineView
 from engine.config import EngineConfig
 
@@ -36,6 +37,7 @@ class Source(Protocol):
 
 
 Start = Callable[[EngineOptions], Source]
+_OF_ALL_RUNS = (protocol.Loading, protocol.Ready, protocol.PaceSet, protocol.Notice, protocol.Failed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +67,10 @@ class Session:
         self._load_looked_at: float | None = None
         self.was_ready = False
         """This engine or one before it came up."""
-        self._begin()
+        self._start_engine()
 
-    def _begin(self) -> None:
-        """A new engine, of which nothing is known yet."""
-        self.history = History(self._history_steps, self.config)
+    def _start_engine(self) -> None:
+        """A new process, of which nothing is known yet."""
         self.ready: protocol.Ready | None = None
         self.loading: protocol.Loading | None = protocol.Loading("starting the engine")
         self.failed: protocol.Failed | None = None
@@ -78,11 +79,24 @@ class Session:
         """Most steps a second; 0 is no limit."""
         self._num_unanswered = 0
         """Commands about the pace that the engine has not acknowledged yet."""
+        self._num_runs = 0
+        self._is_heard = True
+        """What comes is of this run; not while an older one may still have something to say."""
+        self._forget_run()
+        self.source = self._start(msgspec.structs.replace(self.options, config=self.config))
+
+    def _forget_run(self) -> None:
+        """Nothing has happened yet."""
+        self.history = History(self._history_steps, self.config)
         self.pending: dict[str, Pending] = {}
         self.aborting: set[str] = set()
         """Requests whose abort takes effect with the next step."""
+        self.run: Run | None = None
+        """The run of a script as tables, up to its end."""
+        self.script_ended = False
+        self.was_touched = False
+        """A person has sent something into this run, or changed it."""
         self.parameters.forget()
-        self.source = self._start(msgspec.structs.replace(self.options, config=self.config))
 
     @property
     def config(self) -> EngineConfig:
@@ -119,22 +133,30 @@ class Session:
 
     def take(self, event: Event) -> None:
         """Note what the engine says."""
+        if not self._is_heard and not isinstance(event, _OF_ALL_RUNS):
+            return
         match event:
             case protocol.Stepped(trace):
                 for arrival in trace.arrivals:
                     self.pending.pop(arrival.request_id, None)
                 self.aborting.difference_update(finished.request_id for finished in trace.finished)
                 self.history.apply(trace)
+                if self.run and not self.script_ended:
+                    self.run.apply(trace)
                 self.parameters.config = trace.config
             case protocol.Loading():
                 self.loading = event
             case protocol.Ready():
-                self.ready, self.loading, self.was_ready = event, None, True
+                self.was_ready = True
+                if event.run == self._num_runs:
+                    self.ready, self.loading, self._is_heard = event, None, True
             case protocol.Accepted(request_id, num_prompt_tokens):
                 if pending := self.pending.get(request_id):
                     state = f"{num_prompt_tokens} tokens, accepted for the next step"
                     self.pending[request_id] = replace(pending, state=state)
-            case protocol.Refused(request_id, _):
+            case protocol.Refused(request_id, reason):
+                if self.run:
+                    self.run.refused.append(reason)
                 self.pending.pop(request_id, None)
                 self.aborting.discard(request_id)
             case protocol.Reconfigured(config):
@@ -145,6 +167,8 @@ class Session:
                 self._num_unanswered = max(0, self._num_unanswered - 1)
                 if not self._num_unanswered:  # an answer to an older key must not undo a newer one
                     self.paused, self.speed = paused, steps_per_second
+            case protocol.ScriptEnded():
+                self.script_ended = True
             case protocol.Failed():
                 # The first failure is the cause; what follows only says that the process is gone as well.
                 self.failed = self.failed or event
@@ -155,8 +179,20 @@ class Session:
 
     # What is asked of it.
 
+    def begin(self, config: EngineConfig, cues: Sequence[protocol.Cue], run: Run) -> None:
+        """Begin anew, with these parameters, and let the engine follow a script. What comes of it goes into `run`."""
+        self._num_runs += 1
+        self._is_heard = False
+        self.ready, self.loading = None, protocol.Loading("beginning anew")
+        self.parameters = Parameters(config)
+        self._forget_run()
+        self.run = run
+        self._num_sent = sum(isinstance(cue.command, protocol.AddRequest) for cue in cues)
+        self.source.send(protocol.Begin(self._num_runs, config, tuple(cues)))
+
     def inject(self, drafts: Iterable[Draft]) -> None:
         """Send what a person has asked for."""
+        self.was_touched = True
         self.last_sent = tuple(drafts)
         self._send(self.last_sent)
 
@@ -179,6 +215,7 @@ class Session:
         self._load_looked_at = now
         self._load_clock += min(waited, LONGEST_WAIT)
         arrived = self.load.due(self._load_clock)
+        self.was_touched = self.was_touched or bool(arrived)
         for kind in arrived:
             self._send(self.injector.drafts(kind))
         return bool(arrived)
@@ -196,11 +233,13 @@ class Session:
             self.pending[request_id] = Pending(request_id, draft.label, "sent" if self.ready else "waits for the model")
 
     def abort(self, request_id: str) -> None:
+        self.was_touched = True
         self.source.send(protocol.Abort(request_id))
         self.aborting.add(request_id)
 
     def reconfigure(self, changes: Changes) -> None:
         """Ask for other parameters; the engine confirms them, or says why not."""
+        self.was_touched = True
         self.source.send(protocol.Reconfigure(changes))
         self.parameters.ask(changes)
 
@@ -230,7 +269,7 @@ class Session:
         """Another engine in the place of this one, with the same parameters and at the same pace."""
         paused, speed = self.paused, self.speed
         self.close()
-        self._begin()
+        self._start_engine()
         if paused:
             self.set_paused(True)
         if speed:

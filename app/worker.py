@@ -15,17 +15,19 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from math import inf
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
 from app import protocol
 from app.protocol import Command, EngineOptions, Event
-from engine.config import ConfigError
+from app.script import Script
+from engine.config import ConfigError, EngineConfig
 from engine.progress import ModelError
 from engine.request import RequestError
 
 if TYPE_CHECKING:
-    from engine.core import LLMEngine
+    from engine.build import BuiltEngine
 
 
 Received = tuple[float, Command]
@@ -57,21 +59,45 @@ class EngineClock:
             self._stopped_at = None
 
 
+Serve = Callable[[EngineConfig, EngineClock], "BuiltEngine"]
+"""Makes an engine around the model that is loaded. Raises ConfigError if the model cannot follow the configuration."""
+
+
 class Worker:
-    """The loop around the engine: commands first, then a step if there is one to make and the pace allows it."""
+    """The loop around the engine: commands first, then a step if there is one to make and the pace allows it.
+
+    `built` is the engine of the first run; `serve` makes those of the others, around the same model.
+    """
 
     def __init__(
-        self, engine: LLMEngine, clock: EngineClock, commands: queue.SimpleQueue[Received], connection: Connection
+        self,
+        built: BuiltEngine,
+        clock: EngineClock,
+        serve: Serve,
+        commands: queue.SimpleQueue[Received],
+        connection: Connection,
     ) -> None:
-        self._engine = engine
-        self._clock = clock
+        self._serve = serve
         self._commands = commands
         self._connection = connection
         self._paused = False
         self._steps_per_second = 0.0
         self._single_steps = 0
         self._next_step_at = 0.0
+        self._start(0, built, clock)
+
+    def _start(self, run: int, built: BuiltEngine, clock: EngineClock, script: Script | None = None) -> None:
+        """Begin a run, and say so."""
+        self._engine = built.engine
+        self._tokenizer = built.loaded.tokenizer
+        self._clock = clock
         self._began = time.perf_counter()
+        self._began_at = clock()
+        """The same moment on the engine's clock."""
+        self._script = script
+        if self._paused:
+            clock.stop()
+        send(self._connection, ready(run, built))
 
     def run(self) -> None:
         while True:
@@ -84,46 +110,64 @@ class Worker:
                 self._clock.stop()
             send(self._connection, protocol.Stepped(trace))
             self._single_steps = max(0, self._single_steps - 1)
-            if not self._engine.has_news:
+            if not self._has_work:
                 self._single_steps = 0
 
     def _obey_all(self) -> None:
-        """Obey what has come, and go on waiting for more until a step is due."""
+        """Obey what has come and what the script says, and go on waiting for more until a step is due."""
         while True:
+            self._follow_script()
             try:
                 self._obey(*self._commands.get(timeout=self._wait()))
             except queue.Empty:
-                if self._wait() == 0:
+                if self._engine.has_news and self._wait() == 0:
                     return
 
+    @property
+    def _has_work(self) -> bool:
+        """There is a step to make, or the script will bring one about."""
+        return self._engine.has_news or (self._script is not None and not self._script.is_over)
+
+    @property
+    def _is_held(self) -> bool:
+        return self._paused and not self._single_steps
+
     def _wait(self) -> float | None:
-        """Seconds until the next step; None if only a command can bring one about."""
-        if not self._engine.has_news or (self._paused and not self._single_steps):
+        """Seconds until the next step, or until the script goes on; None if only a command can bring one about."""
+        if self._is_held or not self._has_work:
             return None
+        until_cue = self._script.seconds_until_next(self._clock() - self._began_at) if self._script else inf
+        if not self._engine.has_news:
+            return min(LONGEST_WAIT, until_cue)
         if self._paused or not self._steps_per_second:
             return 0
-        return min(LONGEST_WAIT, max(0.0, self._next_step_at - time.monotonic()))
+        return min(LONGEST_WAIT, until_cue, max(0.0, self._next_step_at - time.monotonic()))
+
+    def _follow_script(self) -> None:
+        """Obey what is due before the next step, and tell when the script has nothing left and nobody is there."""
+        while self._script is not None and not self._is_held:
+            now = self._clock() - self._began_at
+            cue = self._script.next_due(self._engine.num_steps, now, idle=not self._engine.has_news)
+            if cue is not None:
+                late = 0.0 if cue.second is None else now - cue.second
+                self._obey(time.perf_counter() - late, cue.command)
+            elif self._has_work:
+                return
+            else:
+                self._script = None
+                send(self._connection, protocol.ScriptEnded())
 
     def _obey(self, received: float, command: Command) -> None:
         """`received`: when it came. What came while the model was being loaded waits only from then on."""
         match command:
-            case protocol.AddRequest(request_id, prompt, label, params, max_prompt_tokens, priority):
-                try:
-                    self._engine.add_request(
-                        prompt,
-                        params,
-                        request_id=request_id,
-                        priority=priority,
-                        chat=True,
-                        label=label,
-                        truncate_prompt_tokens=max_prompt_tokens,
-                        arrival_time=self._clock() - (time.perf_counter() - max(received, self._began)),
-                    )
-                except RequestError as error:
-                    send(self._connection, protocol.Refused(request_id, str(error)))
-                else:
-                    request = self._engine.scheduler.requests[request_id]
-                    send(self._connection, protocol.Accepted(request_id, request.num_prompt_tokens))
+            case protocol.AddRequest():
+                self._add(received, command)
+                return
+            case protocol.Note(text):
+                self._engine.note(text)
+                return
+            case protocol.Begin():
+                self._begin(command)
                 return
             case protocol.Abort(request_id):
                 self._engine.abort(request_id)
@@ -144,11 +188,60 @@ class Worker:
                 else:
                     self._clock.go_on()
             case protocol.StepOnce():
-                self._single_steps += self._paused and self._engine.has_news
+                self._single_steps += self._paused and self._has_work
+                if self._single_steps and not self._engine.has_news:
+                    self._clock.go_on()  # the script may wait for a second
             case protocol.SetSpeed(steps_per_second):
                 self._steps_per_second = steps_per_second
                 self._next_step_at = time.monotonic()
         send(self._connection, protocol.PaceSet(self._paused, self._steps_per_second))
+
+    def _add(self, received: float, asked: protocol.AddRequest) -> None:
+        prompt = [token_id for piece in asked.pieces for token_id in self._token_ids(piece)] or asked.prompt
+        try:
+            self._engine.add_request(
+                prompt,
+                asked.params,
+                request_id=asked.request_id,
+                priority=asked.priority,
+                chat=not asked.pieces,
+                label=asked.label,
+                truncate_prompt_tokens=asked.max_prompt_tokens,
+                arrival_time=self._clock() - (time.perf_counter() - max(received, self._began)),
+            )
+        except RequestError as error:
+            send(self._connection, protocol.Refused(asked.request_id, str(error)))
+        else:
+            request = self._engine.scheduler.requests[asked.request_id]
+            send(self._connection, protocol.Accepted(asked.request_id, request.num_prompt_tokens))
+
+    def _token_ids(self, piece: protocol.Piece) -> list[int]:
+        token_ids = self._tokenizer.encode(piece.text)
+        return (token_ids * -(-piece.num_tokens // len(token_ids)))[: piece.num_tokens] if token_ids else []
+
+    def _begin(self, asked: protocol.Begin) -> None:
+        """Another engine, which may have the memory of the one before it."""
+        del self._engine
+        clock = EngineClock()
+        self._start(asked.run, self._serve(asked.config, clock), clock, Script(asked.cues))
+
+
+def ready(run: int, built: BuiltEngine) -> protocol.Ready:
+    """What the screen says of a model and its engine."""
+    import torch
+
+    model = built.loaded.model
+    return protocol.Ready(
+        model=built.loaded.name,
+        num_parameters=model.num_parameters(),
+        dtype=str(model.dtype).removeprefix("torch."),
+        device=str(model.device),
+        threads=torch.get_num_threads(),
+        exactness=str(built.exactness),
+        bitwise=built.exactness.bitwise,
+        random_weights=built.loaded.random_weights,
+        run=run,
+    )
 
 
 def send(connection: Connection, event: Event) -> None:
@@ -162,7 +255,8 @@ def serve(connection: Connection) -> None:
     threading.Thread(target=_listen, args=(connection, commands), daemon=True).start()
     try:
         clock = EngineClock()
-        Worker(_load(options, connection, clock), clock, commands, connection).run()
+        built, serve = _load(options, connection, clock)
+        Worker(built, clock, serve, commands, connection).run()
     except (BrokenPipeError, ConnectionResetError):
         raise  # the app is gone; nobody is there to be told anything
     except Exception as error:  # the process ends here, and its last words go to the screen
@@ -186,13 +280,11 @@ def _listen(connection: Connection, commands: queue.SimpleQueue[Received]) -> No
         os._exit(1)
 
 
-def _load(options: EngineOptions, connection: Connection, clock: EngineClock) -> LLMEngine:
+def _load(options: EngineOptions, connection: Connection, clock: EngineClock) -> tuple[BuiltEngine, Serve]:
     send(connection, protocol.Loading("starting the engine"))
     # Imports make a million objects that stay: looking for garbage among them costs a quarter of the loading time.
     gc.disable()
-    import torch
-
-    from engine.build import build_engine
+    from engine.build import build_engine, serve_model
 
     built = build_engine(
         options.model,
@@ -203,21 +295,9 @@ def _load(options: EngineOptions, connection: Connection, clock: EngineClock) ->
         report=lambda progress: send(connection, protocol.Loading(progress.what, progress.done, progress.total)),
         clock=clock,
     )
-    model = built.loaded.model
-    ready = protocol.Ready(
-        model=built.loaded.name,
-        num_parameters=model.num_parameters(),
-        dtype=str(model.dtype).removeprefix("torch."),
-        device=str(model.device),
-        threads=torch.get_num_threads(),
-        exactness=str(built.exactness),
-        bitwise=built.exactness.bitwise,
-        random_weights=built.loaded.random_weights,
-    )
     gc.freeze()
     gc.enable()
-    send(connection, ready)
-    return built.engine
+    return built, lambda config, clock: serve_model(built.loaded, config, clock=clock)
 
 
 if __name__ == "__main__":

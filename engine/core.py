@@ -76,6 +76,7 @@ class LLMEngine:
         self._arrivals: list[Arrival] = []
         self._aborted: list[Finished] = []
         self._reconfigured = False
+        self._notes: list[str] = []
 
     def add_request(
         self,
@@ -157,14 +158,23 @@ class LLMEngine:
         self.config = config
         self._reconfigured = True
 
+    def note(self, text: str) -> None:
+        """Let the trace of the next step say this as well."""
+        self._notes.append(text)
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that were made; the next one has this number."""
+        return self._num_steps
+
     @property
     def has_unfinished_requests(self) -> bool:
         return bool(self.scheduler.requests)
 
     @property
     def has_news(self) -> bool:
-        """A step would compute something, or report an arrival, an abort or other parameters."""
-        return bool(self.scheduler.requests or self._arrivals or self._aborted or self._reconfigured)
+        """A step would compute something, or report an arrival, an abort, other parameters or a note."""
+        return bool(self.scheduler.requests or self._arrivals or self._aborted or self._reconfigured or self._notes)
 
     def step(self) -> StepTrace:
         """Run one step and return its trace. Raises RuntimeError if requests remain but none can move."""
@@ -196,6 +206,7 @@ class LLMEngine:
             finished=(*self._aborted, *finished),
             blocks=self.scheduler.pool.drain_ops(),
             num_free_blocks=self.scheduler.pool.num_free,
+            note="\n".join(self._notes),
             new_token_ratio=self.scheduler.policy.new_token_ratio,
             times=PhaseTimes(
                 decided - begin, result.prepare, result.forward, result.sample, time.perf_counter() - computed
@@ -205,6 +216,7 @@ class LLMEngine:
         self._arrivals.clear()
         self._aborted.clear()
         self._reconfigured = False
+        self._notes.clear()
         return trace
 
     def generate(

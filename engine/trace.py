@@ -186,6 +186,8 @@ class StepTrace(
     blocks: tuple[BlockOp, ...] = ()
     num_free_blocks: int
     """At the end of the step; cached blocks that nobody holds count as free."""
+    note: str = ""
+    """What whoever drives the engine has to say about this step."""
     new_token_ratio: float | None = None
     """Policy sglang: the share of their remaining max_tokens that running requests are expected to use."""
     times: PhaseTimes = PhaseTimes()

@@ -1,0 +1,166 @@
+"""Preset files: which there are, and reading one; a mistake is told with file, line and key."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from app.expectation import ALONE, Expectation, ExpectationError
+from app.preset import Preset, Table, changes
+from app.settings import expanded, settings_place
+from app.workload import labels
+from engine.config import ConfigError
+
+SHIPPED = "[0-9][0-9]-*.toml"
+"""The presets that come with nanoviz, in their order; its prompts lie beside them."""
+Loc = Sequence[int | str]
+
+
+class PresetError(ValueError):
+    """A preset that cannot be played; the text names the file, and the line and the key if it is about one."""
+
+
+def shipped() -> dict[str, Path]:
+    """The presets that come with nanoviz, by name: the file's, without its number."""
+    folder = Path(str(files("presets")))
+    return {path.stem[3:]: path for path in sorted(folder.glob(SHIPPED))}
+
+
+def own_folder() -> Path:
+    """Where a person's own presets are."""
+    return settings_place().parent / "presets"
+
+
+def available() -> dict[str, Path]:
+    """All presets by name. A person's own goes before one of nanoviz with the same name."""
+    own = {path.stem: path for path in sorted(own_folder().glob("*.toml"))}
+    return {**shipped(), **own}
+
+
+def find(name: str) -> Path:
+    """The file of a preset: its name, its number among those of nanoviz, or a path. Raises PresetError."""
+    known = available()
+    if name in known:
+        return known[name]
+    if name.isdecimal() and 1 <= int(name) <= len(shipped()):
+        return list(shipped().values())[int(name) - 1]
+    path = expanded(name)
+    if path.suffix == ".toml" or path.is_file():
+        return path
+    raise PresetError(f"there is no preset {name!r}; there are: {', '.join(known)}, or the path of a .toml file.")
+
+
+def load(path: Path) -> Preset:
+    """Read a preset. Raises PresetError."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        data = tomllib.loads(text)
+    except OSError as error:
+        raise PresetError(f"{path} cannot be read: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise PresetError(f"{path} is no text in UTF-8.") from None
+    except tomllib.TOMLDecodeError as error:
+        raise PresetError(f"{path} is not TOML: {error}.") from None
+    try:
+        preset = Preset.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise _mistake(path, text, first["loc"], _sentence(first)) from None
+    _check(path, text, preset)
+    return preset
+
+
+def _check(path: Path, text: str, preset: Preset) -> None:
+    """What cannot be seen from one key alone."""
+    names = [scene.name for scene in preset.scene]
+    for index, scene in enumerate(preset.scene):
+        if scene.name == ALONE:
+            raise _mistake(path, text, ("scene", index, "name"), f"{ALONE!r} is what each request alone is called")
+        if scene.name in names[:index]:
+            raise _mistake(path, text, ("scene", index, "name"), f"there is a scene {scene.name!r} already")
+        try:
+            config = preset.config(scene, {})
+        except ConfigError as error:
+            raise _mistake(path, text, ("scene", index, "parameters"), f"scene {scene.name!r}: {error}") from None
+        for table, script in ((("script",), preset.script), (("scene", index, "script"), scene.script)):
+            for number, event in enumerate(script):
+                asked = changes(event.set)
+                for fixed in ("block_size", "max_model_len"):
+                    if asked.get(fixed, getattr(config, fixed)) != getattr(config, fixed):
+                        raise _mistake(path, text, (*table, number, "set", fixed), "it cannot change while it runs")
+    known = labels(preset)
+    for index, expect in enumerate(preset.expect):
+        try:
+            parsed = Expectation.parse(expect.check, expect.text, names)
+        except ExpectationError as error:
+            raise _mistake(path, text, ("expect", index, "check"), str(error)) from None
+        for label in (term.metric.label for term in parsed.terms if term.metric and term.metric.label):
+            if label not in known:
+                told = f"no request is called {label!r}; there are: {', '.join(sorted(known))}"
+                raise _mistake(path, text, ("expect", index, "check"), told)
+
+
+def _sentence(error: Any) -> str:
+    """One of pydantic's mistakes in our words."""
+    match error["type"]:
+        case "extra_forbidden":
+            return f"there is no such key here; there are: {', '.join(_table(error['loc']).model_fields)}"
+        case "missing":
+            return "it is missing"
+        case "value_error":
+            return str(error["ctx"]["error"])
+    return f"{str(error['msg'])[0].lower()}{str(error['msg'])[1:]}, not {error['input']!r}"
+
+
+def _table(loc: Loc) -> type[Table]:
+    """The table that a wrong key stands in."""
+    table: Any = Preset
+    for key in loc[:-1]:
+        if isinstance(key, str) and key in table.model_fields:
+            annotation = table.model_fields[key].annotation
+            arguments = getattr(annotation, "__args__", (annotation,))
+            table = next((kind for kind in arguments if isinstance(kind, type) and issubclass(kind, Table)), table)
+    return table  # type: ignore[no-any-return]
+
+
+def _mistake(path: Path, text: str, loc: Loc, sentence: str) -> PresetError:
+    where = ".".join(f"[{key + 1}]" if isinstance(key, int) else key for key in loc).replace(".[", "[")
+    return PresetError(f"{path}, line {line_of(text, loc)}: {where or 'the preset'}: {sentence.rstrip('.')}.")
+
+
+def line_of(text: str, loc: Loc) -> int:
+    """The line on which what is at this place begins; of something that is missing, the table that it is missing in.
+
+    Read are longer and longer beginnings of the text, until what is looked for is there: it stands behind the one
+    before that was TOML as well.
+    """
+    lines = text.split("\n")
+    depth, found, good = 0, 1, 0
+    for count in range(1, len(lines) + 1):
+        try:
+            data = tomllib.loads("\n".join(lines[:count]))
+        except tomllib.TOMLDecodeError:
+            continue
+        reached = _depth(data, loc)
+        if reached > depth:
+            depth, found = reached, good + 1
+        good = count
+    return found
+
+
+def _depth(data: Any, loc: Loc) -> int:
+    """How far one gets along a place. What stands alone counts as a list of one."""
+    for depth, key in enumerate(loc):
+        match data:
+            case list() if isinstance(key, int) and key < len(data):
+                data = data[key]
+            case dict() if key in data:
+                data = data[key]
+            case _ if key != 0:
+                return depth
+    return len(loc)
