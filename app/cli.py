@@ -6,7 +6,8 @@ import os
 import sys
 from argparse import ArgumentParser, Namespace
 from argparse import RawDescriptionHelpFormatter as RawDescription
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from functools import partial
 from importlib.metadata import version
 from inspect import cleandoc
@@ -17,6 +18,7 @@ from pydantic_settings import CliSettingsSource, SettingsError
 
 from app.headless import clear_report
 from app.history import MAX_STEPS
+from app.preset_files import PresetError
 from app.recording import RecordingError
 from app.settings import CommandSettings, Settings, SettingsMistake, expanded, key_table, settings_place
 from app.text import printable
@@ -26,6 +28,7 @@ from engine.progress import ModelError
 from engine.request import RequestError, SamplingParams
 
 if TYPE_CHECKING:
+    from app.preset import Preset
     from app.protocol import EngineOptions
     from app.session import Start
 
@@ -39,8 +42,15 @@ class Display(CommandSettings):
     theme: str = Field("dark", description="dark, light, or one of Textual's themes, such as nord or ansi-dark")
     ascii: bool = Field(False, description="draw with ASCII signs only, as on the Linux console in any case")
 
-    def show(self, options: EngineOptions, start: Start) -> int:
-        """Open the dashboard on what `start` starts; returns the exit code."""
+    def show(
+        self,
+        options: EngineOptions,
+        start: Start,
+        *,
+        preset: Preset | None = None,
+        overrides: Mapping[str, Any] | None = None,
+    ) -> int:
+        """Open the dashboard on what `start` starts, and play a preset on it if there is one; returns the exit code."""
         from app.dashboard import Dashboard
         from app.keys import rebound
         from app.looks import theme_name
@@ -58,6 +68,8 @@ class Display(CommandSettings):
         dashboard = Dashboard(
             options, start, commands=commands, history_steps=self.history_steps, theme=theme, ascii=ascii
         )
+        if preset:
+            dashboard.play(preset, overrides or {})
         try:
             return dashboard.run() or dashboard.return_code or 0
         finally:
@@ -67,9 +79,9 @@ class Display(CommandSettings):
 class Watch(Display, Settings):
     """Watch a real LLM inference engine think.
 
-    Opens the dashboard. Other commands: `nanoviz replay` plays a recording, `nanoviz run` answers prompts and prints
-    traces, `nanoviz verify` compares the engine with transformers, `nanoviz bench` measures, `nanoviz config` shows the
-    settings; each has its own --help.
+    Opens the dashboard. Other commands: `nanoviz presets` lists demos and `nanoviz play` plays one, `nanoviz replay`
+    plays a recording, `nanoviz run` answers prompts and prints traces, `nanoviz verify` compares the engine with
+    transformers, `nanoviz bench` measures, `nanoviz config` shows the settings; each has its own --help.
     Every parameter can also be set as NANOVIZ_NAME in the environment or as name = value in the settings file; a flag
     wins over a variable, a variable over the file. Keys are bound in the file.
     """
@@ -79,25 +91,112 @@ class Watch(Display, Settings):
         parser.add_argument(
             "--record", type=expanded, metavar="FILE", help="write all steps to a new file, to be replayed"
         )
+        cls.add_preset(parser)
+
+    @classmethod
+    def add_preset(cls, parser: ArgumentParser) -> None:
+        parser.add_argument("--preset", metavar="NAME", help="play this demo; `nanoviz presets` lists them")
 
     def execute(self, arguments: Namespace) -> int:
         from app.engine_process import EngineProcess
-        from app.protocol import EngineOptions
 
-        config = self.engine_config()
-        config.validate()
-        locate(self.model)
-        options = EngineOptions(self.model, self.dtype, self.device, self.num_threads(), config)
+        if arguments.preset is None:
+            config = self.engine_config()
+            config.validate()
+            show = partial(self.show, self.options(self.model, config))
+        else:
+            from app.preset_files import find, load
+
+            preset, overrides = load(find(arguments.preset)), self.parameter_flags(arguments)
+            config = preset.config(preset.scene[0], overrides)
+            show = partial(self.show, self.options(self.model_for(preset), config), preset=preset, overrides=overrides)
         if arguments.record is None:
-            return self.show(options, EngineProcess)
+            return show(EngineProcess)
         from app.recorded_engine import RecordedEngine
         from app.recording import Recorder
 
         recorder = Recorder(arguments.record)
         try:
-            return self.show(options, partial(RecordedEngine, recorder=recorder))
+            return show(partial(RecordedEngine, recorder=recorder))
         finally:
             recorder.close()
+
+    def options(self, model: str, config: EngineConfig) -> EngineOptions:
+        """What the engine's process is told. Raises ModelError if there can be no such model."""
+        from app.protocol import EngineOptions
+
+        locate(model)
+        return EngineOptions(model, self.dtype, self.device, self.num_threads(), config)
+
+    def model_for(self, preset: Preset) -> str:
+        """The model that somebody has asked for, or the one that the preset was written for."""
+        model = self.model if "model" in self.model_fields_set else preset.model
+        if preset.needs_text and model == "tiny":
+            raise ConfigError(f"this preset needs a model that writes text, not tiny; use --model {preset.model}.")
+        return model
+
+    def parameter_flags(self, arguments: Namespace) -> dict[str, Any]:
+        """The engine's parameters that were given as flags: they hold in every scene of a preset."""
+        given = vars(arguments)
+        return {f.name: getattr(self, f.name) for f in fields(EngineConfig) if f.name in given}
+
+
+class Play(Watch):
+    """Play a preset: a workload with what to watch in it, and what must be true afterwards.
+
+    Opens the dashboard, as `nanoviz --preset NAME` does; with --headless it plays without one, as fast as it goes, and
+    the exit code is 1 if an expectation fails. Parameters that are given as flags hold in every scene; the model is
+    the preset's own unless another one is asked for.
+    """
+
+    @classmethod
+    def add_preset(cls, parser: ArgumentParser) -> None:
+        parser.add_argument("preset", metavar="NAME", help="a preset's name or number, or the path of its file")
+        parser.add_argument("--headless", action="store_true", help="without a dashboard")
+        parser.add_argument(
+            "--runs",
+            type=positive,
+            default=1,
+            metavar="N",
+            help="with --headless, play all scenes so often, in turns; what is measured are medians",
+        )
+
+    def execute(self, arguments: Namespace) -> int:
+        if not arguments.headless:
+            return super().execute(arguments)
+        from app import play_command
+        from app.engine_process import EngineProcess
+        from app.preset_files import find, load
+
+        preset, overrides = load(find(arguments.preset)), self.parameter_flags(arguments)
+        options = self.options(self.model_for(preset), preset.config(preset.scene[0], overrides))
+        passed = play_command.play(preset, options, overrides, arguments.runs, EngineProcess)
+        return 0 if passed else 1
+
+
+class Presets(CommandSettings):
+    """List the presets, with what each of them shows; with a name, tell all about one."""
+
+    @classmethod
+    def add_arguments(cls, parser: ArgumentParser) -> None:
+        parser.add_argument("preset", nargs="?", metavar="NAME", help="the preset to tell about")
+
+    def execute(self, arguments: Namespace) -> int:
+        from app import play_command
+
+        if arguments.preset is None:
+            play_command.list_presets()
+        else:
+            play_command.describe(arguments.preset)
+        return 0
+
+
+def positive(text: str) -> int:
+    """A whole number from 1 on, for an argument."""
+    number = int(text)
+    if number < 1:
+        raise ValueError
+    return number
 
 
 class Replay(Display):
@@ -278,6 +377,8 @@ class Config(Watch, Run):
 
 AnyCommand = TypeVar("AnyCommand", bound=CommandSettings)
 COMMANDS: dict[str, type[CommandSettings]] = {
+    "presets": Presets,
+    "play": Play,
     "replay": Replay,
     "run": Run,
     "verify": Verify,
@@ -302,7 +403,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return read_settings(command, flags).execute(parsed) if code is None else code
     except ValidationError as error:
         return fail(*(describe(mistake) for mistake in error.errors()))
-    except (ConfigError, ModelError, RequestError, RecordingError, SettingsError, SettingsMistake) as error:
+    except (
+        ConfigError,
+        ModelError,
+        RequestError,
+        PresetError,
+        RecordingError,
+        SettingsError,
+        SettingsMistake,
+    ) as error:
         return fail(str(error))
     except BrokenPipeError:
         sys.stderr.close()  # whoever read the output has had enough; say nothing at exit either

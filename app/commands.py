@@ -9,6 +9,8 @@ from typing import Literal
 from textual.binding import Binding
 from textual.keys import format_key
 
+from app.preset import MAX_SCENES
+
 LEAVE = "ctrl+c"
 """The key that leaves on every screen, whatever has the focus and whatever the settings say."""
 
@@ -99,6 +101,18 @@ COMMANDS = (
         "Let fewer requests arrive by themselves; at the end none.",
         call="load(-1)",
     ),
+    Command("presets", "D", "Presets", "Play a demo: a workload with what to watch in it.", "demos", "in the present"),
+    *(
+        Command(
+            f"scene_{number}",
+            str(number),
+            f"Scene {number}",
+            "Play that scene of the preset from its start." if number == 1 else "",
+            call=f"scene({number})",
+        )
+        for number in range(1, MAX_SCENES + 1)
+    ),
+    Command("once_more", "N", "Once more", "Play it from the start, with the parameters that are in force now."),
     Command("abort", "x", "Abort request", "End the selected request now.", "abort", "a request"),
     Command("detail", "enter", "Request", "Show all that is known of the selected request.", "detail", "a request"),
     Command("only", "o", "Only its blocks", "Let the selected request's KV blocks stand out on the map, or all."),
@@ -199,7 +213,7 @@ COMMANDS = (
 FOOTER = (
     *("restart", "short", "long", "burst", "previous_preemption", "next_preemption", "live", "step_back"),
     *("step_forward", "why", "pause", "help", "parameters", "events", "quit", "detail", "abort", "prompt"),
-    *("step", "faster"),
+    *("step", "faster", "presets"),
 )
 """The commands of the footer, by name, what is of most use first: what does not fit is left out."""
 

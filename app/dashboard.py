@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -24,16 +24,21 @@ from app.inject import URGENT_PRIORITY, Draft, Kind
 from app.looks import DARK
 from app.pacing import FRAMES_PER_SECOND
 from app.panels.axis import GoTo
+from app.panels.narration import Programme
 from app.panels.panel import Panel
 from app.panels.requests import RequestsPanel
 from app.parameters import SPEED, Changes, Value, check, next_speed, parse, turned
+from app.player import PAUSE, Player
+from app.preset import Preset
 from app.protocol import EngineOptions, Event
 from app.replay import NO_ENGINE
+from app.run import Run
 from app.screens.events import EventsScreen
 from app.screens.help import HelpScreen
 from app.screens.main import MIN_HEIGHT, MIN_WIDTH, MainScreen
 from app.screens.panels import PanelsScreen
 from app.screens.parameters import ParametersScreen
+from app.screens.presets import PresetsScreen
 from app.screens.prompt import Filled, Form, PromptScreen
 from app.screens.request import RequestScreen
 from app.screens.why import WhyScreen
@@ -90,6 +95,10 @@ class Dashboard(ThemedApp[int]):
         """Something has come that is not shown yet."""
         self._was_brief = False
         """The last note only confirmed a key."""
+        self.player: Player | None = None
+        """What plays a preset, from the first one on."""
+        self.finished_runs: list[Run] = []
+        """Runs that can be compared: the scenes of the last preset, and what was played once more."""
 
     def get_default_screen(self) -> Screen[None]:
         return MainScreen(self.commands, self.keys, id="_default")
@@ -121,6 +130,7 @@ class Dashboard(ThemedApp[int]):
         for event in events:
             self._announce(event)
             self.session.take(event)
+        self._note_end_of_script()
         has_sent = self.session.send_load(time.monotonic())
         self._is_behind = self._is_behind or bool(events) or has_sent
         if self._is_behind and not self.is_held:
@@ -141,9 +151,10 @@ class Dashboard(ThemedApp[int]):
         main, detail = self.main_screen, self._opened(RequestScreen)
         rows = main.rows(self.session, self.cursor)
         self.selection.settle(rows, is_past=self.cursor.step is not None, is_looked_at=detail is not None)
-        main.show(self.session, self.cursor, self.selection, slow=self.pace.slow if self.pace else None)
+        slow = self.pace.slow if self.pace else None
+        main.show(self.session, self.cursor, self.selection, self._programme, slow=slow)
         if detail:
-            detail.leave_free(1 + main.num_banner_lines)
+            detail.leave_free(1 + main.num_banner_lines + main.num_narration_lines)
             detail.show(self.session, self.cursor, self.selection)
         if parameters := self._opened(ParametersScreen):
             parameters.show(self.session.speed, self._why_no_answer())
@@ -157,7 +168,7 @@ class Dashboard(ThemedApp[int]):
     def _announce(self, event: Event) -> None:
         """Tell what a person has to be told at once, before it is taken."""
         match event:
-            case protocol.Ready() if not event.bitwise:
+            case protocol.Ready(run=0) if not event.bitwise:
                 self._say(f"Results are {event.exactness}.", "warning")
             case protocol.Notice(text):
                 self._say(text, "warning")
@@ -297,6 +308,105 @@ class Dashboard(ThemedApp[int]):
         else:
             self._say("There is nothing to abort: select a request that was sent, waits or runs.")
 
+    # Presets, and runs that are played once more.
+
+    def play(self, preset: Preset, overrides: Mapping[str, Any] | None = None) -> None:
+        """Play a preset from its first scene on. Raises ConfigError if the engine could not take the parameters."""
+        self.player = Player(self.session, preset, overrides)
+        self.finished_runs = []
+        self._play_scene(0)
+
+    def _play_scene(self, index: int) -> None:
+        assert self.player is not None
+        self.player.play(index)
+        self.session.set_speed(self.player.preset.speed)
+        self._watch_from_the_start()
+
+    def _watch_from_the_start(self) -> None:
+        """Another run has begun."""
+        if self.session.paused:
+            self.session.set_paused(False)
+        self.cursor = Cursor(self.session.history)
+        self.selection = Selection()
+        if self.is_running:
+            self._ticker.resume()
+            self.redraw()
+
+    def _note_end_of_script(self) -> None:
+        """Keep what came of a scene that is over, and see to it that the next one begins in a while."""
+        run, player = self.session.run, self.player
+        if run is None or not self.session.script_ended or run in self.finished_runs:
+            return
+        self.finished_runs.append(run)
+        if player is None or not player.look():
+            self._say(f"{run.name} has come to its end; {self.keys['compare']} compares.")
+        elif player.is_last:
+            self.call_later(self.action_compare)
+        else:
+            self.set_timer(PAUSE, self._play_next_scene)
+
+    def _play_next_scene(self) -> None:
+        """Unless somebody still looks at the last one."""
+        player = self.player
+        is_watched = self.session.paused or not self.cursor.is_live or len(self.screen_stack) > 1
+        if player and player.is_over and not player.is_last and not is_watched:
+            self._play_scene(player.index + 1)
+
+    @property
+    def _programme(self) -> Programme | None:
+        player = self.player
+        if player is None:
+            return None
+        hint = ""
+        if player.is_over:
+            next_one = f"over · {self.keys['pause']} plays the next"
+            hint = f"done · {self.keys['compare']} shows what came of it" if player.is_last else next_one
+        elif self.session.paused:
+            hint = f"{self.keys['pause']} goes on"
+        return Programme(player.preset.title, tuple(part.name for part in player.parts), player.index, hint)
+
+    async def action_presets(self) -> None:
+        if not self._has_ended() and not self._is_recording():
+            await self._open(PresetsScreen(), self._play_chosen)
+
+    def _play_chosen(self, preset: Preset | None) -> None:
+        ready = self.session.ready
+        if preset is None:
+            return
+        if preset.needs_text and ready and ready.random_weights:
+            self._say(f"{preset.title} needs a model that writes text; {ready.model} has random weights.", "warning")
+            return
+        self.play(preset)
+
+    def action_scene(self, number: int) -> None:
+        """Play scene `number`, from 1, from its start."""
+        if self.player is None:
+            self._say(f"No preset is played; {self.keys['presets']} lists them.")
+        elif number > len(self.player.parts):
+            self._say(f"There are {len(self.player.parts)} scenes.")
+        elif not self._has_ended():
+            self._play_scene(number - 1)
+
+    def action_once_more(self) -> None:
+        """The same requests at the same steps, under the parameters of now; both runs can then be compared."""
+        if self._has_ended() or self._is_recording():
+            return
+        session = self.session
+        try:
+            cues = session.as_script()
+        except ValueError as error:
+            self._say(f"It cannot be played once more: {error}.", "warning")
+            return
+        if not cues:
+            self._say("There is nothing to play once more: nobody was served yet.")
+            return
+        if session.run is None:
+            self.finished_runs.append(Run("run 1", session.history.traces()))
+        self.player = None
+        run = Run(f"run {len(self.finished_runs) + 1}")
+        session.begin(session.parameters.expected, cues, run)
+        self._watch_from_the_start()
+
     # The selected request.
 
     def action_select(self, by: int) -> None:
@@ -346,6 +456,9 @@ class Dashboard(ThemedApp[int]):
         if self._has_ended():
             return
         self.cursor.live()
+        if self.player and self.player.is_over and not self.player.is_last:
+            self._play_scene(self.player.index + 1)
+            return
         self.session.set_paused(not self.session.paused)
         self.redraw()
 
@@ -421,6 +534,8 @@ class Dashboard(ThemedApp[int]):
             self._say(f"The engine is alive; {self.keys['restart']} starts one that has ended.")
             return
         self.session.restart()
+        if self.player:
+            self._play_scene(self.player.index)
         self.cursor = Cursor(self.session.history)
         self.selection = Selection()
         self._ticker.resume()  # it waits for news of the engine that has ended

@@ -96,6 +96,8 @@ class Session:
         self.script_ended = False
         self.was_touched = False
         """A person has sent something into this run, or changed it."""
+        self._sent: dict[str, protocol.AddRequest] = {}
+        """What was sent into this run, by the script or by a person."""
         self.parameters.forget()
 
     @property
@@ -131,10 +133,10 @@ class Session:
 
     # What comes from the engine.
 
-    def take(self, event: Event) -> None:
-        """Note what the engine says."""
+    def take(self, event: Event) -> bool:
+        """Note what the engine says; False for what it said of a run before this one."""
         if not self._is_heard and not isinstance(event, _OF_ALL_RUNS):
-            return
+            return False
         match event:
             case protocol.Stepped(trace):
                 for arrival in trace.arrivals:
@@ -176,6 +178,7 @@ class Session:
                 self.pending.clear()
                 self.aborting.clear()
                 self.parameters.forget()
+        return True
 
     # What is asked of it.
 
@@ -183,12 +186,23 @@ class Session:
         """Begin anew, with these parameters, and let the engine follow a script. What comes of it goes into `run`."""
         self._num_runs += 1
         self._is_heard = False
-        self.ready, self.loading = None, protocol.Loading("beginning anew")
         self.parameters = Parameters(config)
         self._forget_run()
         self.run = run
-        self._num_sent = sum(isinstance(cue.command, protocol.AddRequest) for cue in cues)
+        scripted = [cue.command for cue in cues if isinstance(cue.command, protocol.AddRequest)]
+        self._sent = {request.request_id: request for request in scripted}
+        self._num_sent = len(scripted)
         self.source.send(protocol.Begin(self._num_runs, config, tuple(cues)))
+
+    def as_script(self) -> list[protocol.Cue]:
+        """The requests of this run, each at the step at which it came, to be sent once more.
+
+        Raises ValueError if the oldest steps are no longer kept.
+        """
+        if self.history.first_step:
+            raise ValueError(f"the steps before {self.history.first_step:,} are no longer kept")
+        arrivals = [(trace.step, arrival.request_id) for trace in self.history.traces() for arrival in trace.arrivals]
+        return [protocol.Cue(self._sent[request_id], step) for step, request_id in arrivals if request_id in self._sent]
 
     def inject(self, drafts: Iterable[Draft]) -> None:
         """Send what a person has asked for."""
@@ -227,9 +241,9 @@ class Session:
             self._num_sent += 1
             request_id = str(self._num_sent)
             limit = None if draft.whole else longest
-            self.source.send(
-                protocol.AddRequest(request_id, draft.text, draft.label, draft.params, limit, draft.priority)
-            )
+            request = protocol.AddRequest(request_id, draft.text, draft.label, draft.params, limit, draft.priority)
+            self.source.send(request)
+            self._sent[request_id] = request
             self.pending[request_id] = Pending(request_id, draft.label, "sent" if self.ready else "waits for the model")
 
     def abort(self, request_id: str) -> None:

@@ -17,7 +17,7 @@ PATIENCE = 0.5
 """Seconds between two looks at an engine that says nothing."""
 HISTORY_STEPS = 100
 """Nobody goes back here."""
-Watch = Callable[[StepTrace], object]
+Watch = Callable[[Part, StepTrace], object]
 
 
 def play_all(
@@ -26,7 +26,7 @@ def play_all(
     num_runs: int,
     report: Report,
     start: Start,
-    watch: Watch = lambda _: None,
+    watch: Watch = lambda part, trace: None,
 ) -> dict[str, Run]:
     """Play each part `num_runs` times, in turns, so that whatever the machine does meanwhile is done to all of them.
 
@@ -38,7 +38,7 @@ def play_all(
         for turn in range(num_runs):
             for part in parts:
                 report(Progress(f"{part.name}: run {turn + 1} of {num_runs}" if num_runs > 1 else part.name))
-                run = _play(session, part, report, watch if turn == 0 else lambda _: None)
+                run = _play(session, part, report, watch if turn == 0 else lambda part, trace: None)
                 if turn:
                     runs[part.name].repeats.append(run)
                 else:
@@ -53,12 +53,12 @@ def _play(session: Session, part: Part, report: Report, watch: Watch) -> Run:
     session.begin(part.config, part.cues, run)
     while not session.script_ended:
         for event in _events(session):
-            session.take(event)
+            is_ours = session.take(event)
             match event:
                 case protocol.Loading(what, done, total):
                     report(Progress(what, done, total))
-                case protocol.Stepped(trace) if session.ready:
-                    watch(trace)
+                case protocol.Stepped(trace) if is_ours:
+                    watch(part, trace)
                 case protocol.PaceSet(paused=True):
                     session.set_paused(False)  # a pause is for those who watch
         if session.failed:

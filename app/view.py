@@ -213,6 +213,8 @@ class EngineView:
         self.totals = Totals()
         self.num_preemptions = 0
         self.num_finished = 0
+        self.note = ""
+        """What was said last by whoever drives the engine."""
         self._last_number = -1
         """Of the request that arrived last."""
         self._recent: deque[tuple[float, int]] = deque(maxlen=256)
@@ -275,6 +277,7 @@ class EngineView:
             self._recent.clear()  # what lies between is no time that a step took
         self.trace = trace
         step = trace.step
+        self.note = trace.note or self.note
         self.events.extend(EventView(step, "changed", change=change) for change in changes)
         for arrival in trace.arrivals:
             self._arrive(arrival, step)

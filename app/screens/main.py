@@ -21,6 +21,7 @@ from app.panels.column import PanelColumn
 from app.panels.events import EventsPanel
 from app.panels.header import Header
 from app.panels.latency import LatencyPanel
+from app.panels.narration import Narration, Programme
 from app.panels.output import OutputPanel
 from app.panels.panel import Panel
 from app.panels.requests import RequestsPanel
@@ -44,13 +45,14 @@ class MainScreen(Screen[None]):
     """
 
     AUTO_FOCUS: ClassVar[str | None] = ""
-    ALLOW_IN_MAXIMIZED_VIEW: ClassVar[str | None] = "#header, #banner, #timeline, #too-small, Footer"
+    ALLOW_IN_MAXIMIZED_VIEW: ClassVar[str | None] = "#header, #banner, #narration, #timeline, #too-small, Footer"
 
     def __init__(self, commands: Iterable[Command], keys: dict[str, str], *, id: str) -> None:
         super().__init__(id=id)
         self._keys = keys
         self._header = Header(id="header")
         self._banner = Banner(id="banner", keys=keys)
+        self._narration = Narration(id="narration")
         self.requests = RequestsPanel(id="requests", keys=keys)
         self._blocks = BlocksPanel(id="blocks", keys=keys)
         self._output = OutputPanel(id="output")
@@ -60,6 +62,7 @@ class MainScreen(Screen[None]):
     def compose(self) -> ComposeResult:
         yield self._header
         yield self._banner
+        yield self._narration
         with Horizontal(id="body"):
             with PanelColumn(id="left"):
                 yield BudgetPanel(id="budget")
@@ -81,7 +84,15 @@ class MainScreen(Screen[None]):
         self.screen_layout_refresh_signal.subscribe(self, self.fill_columns)
         self.call_after_refresh(self.fill_columns)
 
-    def show(self, session: Session, cursor: Cursor, selection: Selection, *, slow: float | None) -> None:
+    def show(
+        self,
+        session: Session,
+        cursor: Cursor,
+        selection: Selection,
+        programme: Programme | None,
+        *,
+        slow: float | None,
+    ) -> None:
         """Bring every panel up to the step at the cursor; `slow` are the frames a second of a slow terminal."""
         view = cursor.view
         header = self._header
@@ -92,9 +103,9 @@ class MainScreen(Screen[None]):
         header.config = session.config if cursor.step is None or view.config is None else view.config
         self._timeline.history, self._timeline.step = session.history, cursor.step
         self._banner.progress, self._banner.failed = session.loading, session.failed
-        num_lines = self.num_banner_lines
-        self._banner.set_class(num_lines > 0, "-shown")
-        self._banner.styles.height = num_lines
+        _give_room(self._banner, self.num_banner_lines)
+        self._narration.programme, self._narration.view = programme, view
+        _give_room(self._narration, self.num_narration_lines)
         self.requests.selected = self._output.selected = selection.request_id
         self.requests.aborting = frozenset(session.aborting)
         self._blocks.only = selection.request_id if selection.only else None
@@ -105,6 +116,10 @@ class MainScreen(Screen[None]):
     @property
     def num_banner_lines(self) -> int:
         return len(self._banner.lines(self.app.size.width - BANNER_MARGIN))
+
+    @property
+    def num_narration_lines(self) -> int:
+        return len(self._narration.lines(self.app.size.width - BANNER_MARGIN))
 
     def rows(self, session: Session, cursor: Cursor) -> list[str]:
         """The ids of all requests that can be selected, in the order of the list at the cursor."""
@@ -153,6 +168,12 @@ class MainScreen(Screen[None]):
         panel = event.widget
         if event.chain == 2 and isinstance(panel, Panel) and event.screen_y == panel.region.y:
             self.toggle_maximized()
+
+
+def _give_room(panel: Panel, num_lines: int) -> None:
+    """So many rows; none is not to be seen."""
+    panel.set_class(num_lines > 0, "-shown")
+    panel.styles.height = num_lines
 
 
 def _facts(session: Session, cursor: Cursor, selection: Selection) -> frozenset[Fact]:

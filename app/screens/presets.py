@@ -1,0 +1,85 @@
+"""Presets: all demos that there are, to choose one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import BindingType
+from textual.containers import Vertical
+from textual.screen import ModalScreen
+from textual.widgets import OptionList, Static
+from textual.widgets.option_list import Option
+
+from app.commands import bindings
+from app.preset import Preset
+from app.preset_files import PresetError, available, load
+from app.text import printable
+from app.words import plural
+
+
+class PresetsScreen(ModalScreen[Preset]):
+    """Gives back the chosen preset. One that cannot be read is listed with the reason."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        ("escape", "close", "Close"),
+        *bindings("close", "presets", "quit"),
+        ("j", "move(1)", "Next"),
+        ("k", "move(-1)", "Previous"),
+    ]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._found = [(name, _read(path)) for name, path in available().items()]
+        self._list = OptionList(*map(_option, range(len(self._found)), self._found), id="presets-list", markup=False)
+        self._moral = Static(id="presets-moral", markup=False)
+
+    def compose(self) -> ComposeResult:
+        with Vertical(id="presets") as frame:
+            frame.border_title = "Presets"
+            frame.border_subtitle = "enter plays it · esc closes"
+            yield self._list
+            yield self._moral
+
+    def on_option_list_option_highlighted(self, message: OptionList.OptionHighlighted) -> None:
+        name, preset = self._found[message.option_index]
+        if isinstance(preset, str):
+            self._moral.update(printable(preset))
+            return
+        needs = "needs real text" if preset.needs_text else f"made for {preset.model}"
+        scenes = plural(len(preset.scene), "scene")
+        told = " ".join(preset.moral.split())
+        self._moral.update(printable(f"{told}\n{scenes} · {needs} · {name}", newlines=True))
+
+    def on_option_list_option_selected(self, message: OptionList.OptionSelected) -> None:
+        preset = self._found[message.option_index][1]
+        if isinstance(preset, Preset):
+            self.dismiss(preset)
+
+    def on_resize(self) -> None:
+        """On a screen that was too small for the list it has lost the focus."""
+        self.call_after_refresh(self.set_focus, self._list)
+
+    def action_move(self, by: int) -> None:
+        if by > 0:
+            self._list.action_cursor_down()
+        else:
+            self._list.action_cursor_up()
+
+    def action_close(self) -> None:
+        self.dismiss()
+
+
+def _read(path: Path) -> Preset | str:
+    try:
+        return load(path)
+    except PresetError as error:
+        return str(error)
+
+
+def _option(index: int, found: tuple[str, Preset | str]) -> Option:
+    name, preset = found
+    if isinstance(preset, str):
+        return Option(f"{'✗':>2}  {printable(name)}: it cannot be read")
+    return Option(f"{index + 1:>2}  {printable(preset.title)}")
