@@ -29,6 +29,8 @@ from app.panels.requests import RequestsPanel
 from app.parameters import SPEED, Changes, Value, check, next_speed, parse, turned
 from app.protocol import EngineOptions, Event
 from app.replay import NO_ENGINE
+from app.run import Run
+from app.screens.compare import CompareScreen
 from app.screens.events import EventsScreen
 from app.screens.help import HelpScreen
 from app.screens.main import MIN_HEIGHT, MIN_WIDTH, MainScreen
@@ -84,6 +86,8 @@ class Dashboard(ThemedApp[int]):
         self.session = Session(options, start, history_steps)
         self.cursor = Cursor(self.session.history)
         self.selection = Selection()
+        self.finished_runs: list[Run] = []
+        """What can be compared, in the order in which they ended."""
         self._own_prompt = Filled(Form())
         """What the box for an own prompt was left with."""
         self._is_behind = False
@@ -413,6 +417,9 @@ class Dashboard(ThemedApp[int]):
             self.cursor.hold()
             self.session.set_paused(True)
         await self._open(WhyScreen(self.keys))
+
+    async def action_compare(self) -> None:
+        await self._open(CompareScreen(self.finished_runs))
 
     # The engine and its parameters.
 
