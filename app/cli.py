@@ -1,4 +1,4 @@
-"""The command line: `nanoviz` and `nanoviz replay` open the dashboard; `run`, `verify`, `bench` and `config` do not."""
+"""The command line: `nanoviz` and `nanoviz replay` open the dashboard; the other commands do not."""
 
 from __future__ import annotations
 
@@ -80,8 +80,9 @@ class Watch(Display, Settings):
     """Watch a real LLM inference engine think.
 
     Opens the dashboard. Other commands: `nanoviz presets` lists demos and `nanoviz play` plays one, `nanoviz replay`
-    plays a recording, `nanoviz run` answers prompts and prints traces, `nanoviz verify` compares the engine with
-    transformers, `nanoviz bench` measures, `nanoviz config` shows the settings; each has its own --help.
+    plays a recording, `nanoviz compare` compares several runs, `nanoviz run` answers prompts and prints traces,
+    `nanoviz verify` compares the engine with transformers, `nanoviz bench` measures, `nanoviz config` shows the
+    settings; each has its own --help.
     Every parameter can also be set as NANOVIZ_NAME in the environment or as name = value in the settings file; a flag
     wins over a variable, a variable over the file. Keys are bound in the file.
     """
@@ -218,6 +219,35 @@ class Replay(Display):
         config = recording.traces[0].config if recording.traces else EngineConfig()
         options = EngineOptions(recording.header.engine.model, "auto", "cpu", 1, config)
         return self.show(options, lambda _: replay.Replay(recording, arguments.step))
+
+
+class Compare(CommandSettings):
+    """Compare runs: their figures, and their timelines on one axis. A run is a recording of `nanoviz --record FILE`.
+
+    --json and --csv print all metrics that there are, for programs.
+    """
+
+    @classmethod
+    def add_arguments(cls, parser: ArgumentParser) -> None:
+        parser.add_argument("files", type=expanded, nargs="+", metavar="FILE", help="a recording")
+        parser.add_argument(
+            "--axis", choices=["seconds", "steps"], default="seconds", help="what the timelines stand on (seconds)"
+        )
+        output = parser.add_mutually_exclusive_group()
+        output.add_argument("--json", action="store_true", help="print one object with all metrics of each run")
+        output.add_argument("--csv", action="store_true", help="print a row with all metrics for each run")
+
+    def execute(self, arguments: Namespace) -> int:
+        from app import compare_command
+
+        runs = compare_command.recorded_runs(arguments.files)
+        if arguments.json:
+            compare_command.print_json(runs)
+        elif arguments.csv:
+            compare_command.print_csv(runs)
+        else:
+            compare_command.print_comparison(runs, arguments.axis)
+        return 0
 
 
 class Run(Settings):
@@ -379,6 +409,7 @@ AnyCommand = TypeVar("AnyCommand", bound=CommandSettings)
 COMMANDS: dict[str, type[CommandSettings]] = {
     "presets": Presets,
     "play": Play,
+    "compare": Compare,
     "replay": Replay,
     "run": Run,
     "verify": Verify,

@@ -161,6 +161,7 @@ COMMANDS = (
     ),
     Command("events", "e", "Events", "List what has happened, and go back to any of it.", "events", "a step"),
     Command("why", "w", "Why", "Pause, and say all that there is to say about this step.", "why", "a step"),
+    Command("compare", "c", "Compare", "Show finished runs side by side."),
     Command("parameters", "p", "Parameters", "Show all parameters, and change them while it runs.", "params"),
     Command(
         "less_budget",

@@ -32,7 +32,9 @@ from app.player import PAUSE, Player
 from app.preset import Preset
 from app.protocol import EngineOptions, Event
 from app.replay import NO_ENGINE
+from app.results import results
 from app.run import Run
+from app.screens.compare import CompareScreen
 from app.screens.events import EventsScreen
 from app.screens.help import HelpScreen
 from app.screens.main import MIN_HEIGHT, MIN_WIDTH, MainScreen
@@ -337,7 +339,9 @@ class Dashboard(ThemedApp[int]):
         run, player = self.session.run, self.player
         if run is None or not self.session.script_ended or run in self.finished_runs:
             return
-        self.finished_runs.append(run)
+        names = [finished.name for finished in self.finished_runs]
+        place = names.index(run.name) if run.name in names else len(names)
+        self.finished_runs[place : place + 1] = [run]
         if player is None or not player.look():
             self._say(f"{run.name} has come to its end; {self.keys['compare']} compares.")
         elif player.is_last:
@@ -526,6 +530,14 @@ class Dashboard(ThemedApp[int]):
             self.cursor.hold()
             self.session.set_paused(True)
         await self._open(WhyScreen(self.keys))
+
+    async def action_compare(self) -> None:
+        if self.player and self.player.runs:
+            player = self.player
+            told = results(player.preset.moral, player.verdicts(), player.runs, player.touched)
+            await self._open(CompareScreen(self.finished_runs, told, player.preset.title))
+        else:
+            await self._open(CompareScreen(self.finished_runs))
 
     # The engine and its parameters.
 

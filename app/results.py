@@ -2,39 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence, Set
+
 from app.expectation import Verdict
 from app.palette import BRIGHT, DECODE, DIM, PREEMPTED, TEXT, WAITING, style
-from app.panels.panel import Part, wrap_parts
-from app.player import Player
+from app.panels.panel import Part
+from app.run import Run
 from app.text import printable
 
 SIGNS = {True: ("✓", DECODE), False: ("✗", PREEMPTED), None: ("?", WAITING)}
 
 
-def results(player: Player, width: int) -> list[list[Part]]:
-    """The moral of a preset, and each expectation with what was found."""
-    moral = " ".join(printable(player.preset.moral, newlines=True).split())
-    lines = wrap_parts([(moral, style(BRIGHT))], width)
-    lines.append([])
-    for verdict in player.verdicts():
-        lines += _verdict(verdict, width)
-    if player.touched:
-        names = ", ".join(sorted(player.touched))
+def results(
+    moral: str, verdicts: Iterable[Verdict], runs: Mapping[str, Run], touched: Set[str] = frozenset()
+) -> list[Sequence[Part]]:
+    """The moral of a preset, each expectation with what was found, and what else one has to know of these runs.
+
+    `touched` are those in which a person has joined in.
+    """
+    lines: list[Sequence[Part]] = [[(" ".join(printable(moral, newlines=True).split()), style(BRIGHT))], []]
+    lines += map(verdict_line, verdicts)
+    if touched:
+        names = ", ".join(sorted(touched))
         lines.append([(f"You have joined in ({names}): what is found may be your doing.", style(WAITING))])
-    refused = [(name, reason) for name, run in player.runs.items() for reason in run.refused]
-    for name, reason in refused:
-        lines += wrap_parts([(f"{name} refused: {printable(reason)}", style(WAITING))], width, indent=2)
+    for name, run in runs.items():
+        lines += [[(f"{name} refused: {printable(reason)}", style(WAITING))] for reason in run.refused]
     return lines
 
 
-def _verdict(verdict: Verdict, width: int) -> list[list[Part]]:
+def verdict_line(verdict: Verdict) -> list[Part]:
+    """An expectation and what became of it."""
     sign, color = SIGNS[verdict.passed]
-    text = printable(verdict.text) or verdict.check
-    parts: list[Part] = [
+    line: list[Part] = [
         (f"{sign} ", style(color, bold=True)),
-        (text, style(TEXT)),
+        (printable(verdict.text) or verdict.check, style(TEXT)),
         (f"  {verdict.found}", style(BRIGHT)),
     ]
-    if verdict.text:
-        parts.append((f"  {verdict.check}", style(DIM)))
-    return wrap_parts(parts, width, indent=2)
+    return [*line, (f"  {verdict.check}", style(DIM))] if verdict.text else line

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from app.palette import (
     CACHED,
@@ -100,19 +100,24 @@ def _column(bar: StepBar, top: int, rows: int) -> tuple[Part, ...]:
 
 
 def _textures(bar: StepBar, top: int, rows: int) -> tuple[Part, ...]:
-    """Whole cells, one at least for each kind that there is: each cell says its kind by its sign."""
     amounts = {DECODE: bar.decode, PREFILL: bar.prefill, RECOMPUTE: bar.recompute, CACHED: bar.cached}
-    sizes = _whole(list(amounts.values()), top, rows)
+    sizes = whole(list(amounts.values()), top, rows)
+    return textured(list(zip(amounts, sizes, strict=True)), rows, max(0, round(bar.budget * rows / top) - 1))
+
+
+def textured(sizes: Iterable[tuple[str, int]], rows: int, limit: int) -> tuple[Part, ...]:
+    """A column of whole cells, bottom first, so many of each kind: each cell says its kind by its sign. The line of the
+    budget is in row `limit`, if that is free."""
     cells: list[Part] = []
-    for kind, size in zip(amounts, sizes, strict=True):
+    for kind, size in sizes:
         cells += [(GLYPHS[kind], style(kind))] * size
-    limit = max(0, round(bar.budget * rows / top) - 1)
     cells += [(LIMIT if row == limit else " ", style(FAINT)) for row in range(len(cells), rows)]
     return tuple(cells[:rows])
 
 
-def _whole(amounts: Sequence[int], top: int, rows: int) -> list[int]:
-    """The amounts in rows, none of them left out; if that makes too many, the largest have fewer."""
+def whole(amounts: Sequence[int], top: int, rows: int) -> list[int]:
+    """The amounts in rows, or in parts of rows, none of them left out; if that makes too many, the largest have
+    fewer."""
     sizes: list[int] = []
     total = 0
     for amount in amounts:
@@ -125,8 +130,6 @@ def _whole(amounts: Sequence[int], top: int, rows: int) -> list[int]:
 
 
 def _eighths(bar: StepBar, top: int, rows: int) -> tuple[Part, ...]:
-    """A cell holds at most two colours: the two that fill most of it."""
-
     def level(tokens: int) -> int:
         exact = round(tokens * rows * 8 / top)
         return min(rows * 8, max(exact, 1) if tokens else 0)
@@ -134,8 +137,14 @@ def _eighths(bar: StepBar, top: int, rows: int) -> tuple[Part, ...]:
     decode, prefill = level(bar.decode), level(bar.decode + bar.prefill)
     total = level(bar.total)
     saved = level(bar.total + bar.cached)
-    limit = max(0, level(bar.budget) - 1) // 8
     layers = ((0, decode, DECODE), (decode, prefill, PREFILL), (prefill, total, RECOMPUTE), (total, saved, CACHED))
+    return stacked(layers, rows, max(0, level(bar.budget) - 1) // 8)
+
+
+def stacked(layers: Iterable[tuple[int, int, str]], rows: int, limit: int) -> tuple[Part, ...]:
+    """A column of layers from one eighth of a cell to another, bottom first. A cell holds at most two colours: the two
+    that fill most of it. The line of the budget is in row `limit`, if that is free."""
+    layers = tuple(layers)
     cells: list[Part] = []
     for row in range(rows):
         low = row * 8
