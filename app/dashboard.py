@@ -19,6 +19,7 @@ from app import protocol
 from app.commands import COMMANDS, LEAVE, Command, displayed, shown_keys
 from app.cursor import Cursor
 from app.engine_process import EngineProcess
+from app.expectation import ALONE
 from app.history import MAX_STEPS
 from app.inject import URGENT_PRIORITY, Draft, Kind
 from app.looks import DARK
@@ -321,7 +322,8 @@ class Dashboard(ThemedApp[int]):
     def _play_scene(self, index: int) -> None:
         assert self.player is not None
         self.player.play(index)
-        self.session.set_speed(self.player.preset.speed)
+        is_alone = self.player.part.name == ALONE  # that one is for comparison: nobody has to follow it
+        self.session.set_speed(0.0 if is_alone else self.player.preset.speed)
         self._watch_from_the_start()
 
     def _watch_from_the_start(self) -> None:

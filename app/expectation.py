@@ -49,11 +49,13 @@ class Term:
     metric: Metric | None = None
     scene: str = ""
 
+    def measured(self, runs: Mapping[str, Run], scene: str) -> float | None:
+        """The metric alone."""
+        return self.metric.of(runs[self.scene or scene]) if self.metric else 1.0
+
     def of(self, runs: Mapping[str, Run], scene: str) -> float | None:
-        if self.metric is None:
-            return self.factor
-        value = self.metric.of(runs[self.scene or scene])
-        return None if value is None else self.factor * value
+        measured = self.measured(runs, scene)
+        return None if measured is None else self.factor * measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,7 @@ class Expectation:
         for scene in turns:
             values = [term.of(runs, scene) for term in self.terms]
             passed = passed and self._holds(values)
-            told = self._told(values)
+            told = self._told(runs, scene)
             found.append(f"{scene} {told}" if scene and len(turns) > 1 else told)
         return Verdict(self.check, self.text, passed, "; ".join(found))
 
@@ -119,14 +121,9 @@ class Expectation:
             for name, (left, right) in zip(self.operators, pairwise(values), strict=True)
         )
 
-    def _told(self, values: Sequence[float | None]) -> str:
-        """The values of the metrics; what was compared with a number only, without that number."""
-        shown = [
-            amount(value / term.factor if value is not None and term.factor else value, term.metric.unit)
-            for term, value in zip(self.terms, values, strict=True)
-            if term.metric
-        ]
-        return ", ".join(shown)
+    def _told(self, runs: Mapping[str, Run], scene: str) -> str:
+        """What the metrics are, without the factors and numbers that they are compared with."""
+        return ", ".join(amount(t.measured(runs, scene), t.metric.unit) for t in self.terms if t.metric)
 
     def _of_outputs(self, scenes: Sequence[str], outputs: Mapping[str, Outputs]) -> Verdict:
         wanted = [*scenes, ALONE] if self.needs_alone else list(scenes)

@@ -55,6 +55,12 @@ def _kv(run: Run) -> list[float]:
 
 TOTALS: dict[str, Total] = {
     "steps": Total("steps in which something was computed", "steps", lambda r: sum(1 for s in r.steps if s.computed)),
+    "prefill_steps": Total(
+        "steps in which a prompt was computed", "steps", lambda r: sum(1 for s in r.steps if s.prefill or s.recompute)
+    ),
+    "first_step_requests": Total(
+        "requests that the first step computed something for", "", lambda r: r.steps[0].served if r.steps else None
+    ),
     "seconds": Total("from the first step to the end of the last", "seconds", lambda r: r.seconds),
     "requests": Total("requests that arrived", "", lambda r: len(r.requests)),
     "served": Total("requests that ended by themselves", "", lambda r: sum(row.is_served for row in r.requests)),
@@ -115,6 +121,11 @@ def _tpot(row: RequestRow) -> Sequence[float]:
     return (fmean(row.view.itl),) if row.view.itl else ()
 
 
+def _tpot_steps(row: RequestRow) -> Sequence[float]:
+    gaps = [b - a for a, b in pairwise(row.token_steps)]
+    return (fmean(gaps),) if gaps else ()
+
+
 def _e2e(row: RequestRow) -> Sequence[float]:
     return _first(row.view.finished.e2e) if row.view.finished and row.is_served else ()
 
@@ -142,6 +153,7 @@ SPREADS: dict[str, Spread] = {
     "itl_steps": Spread(
         "steps from a token to the next", "steps", lambda _, q: [b - a for a, b in pairwise(q.token_steps)]
     ),
+    "tpot_steps": Spread("steps for an output token after the first, on average", "", lambda _, q: _tpot_steps(q)),
     "itl_tokens": Spread("tokens computed, for anybody, from a token to the next", "tokens", _gap_tokens),
     "queue_steps": Spread(
         "whole steps spent waiting before the first admission",

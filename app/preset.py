@@ -148,7 +148,7 @@ class Preset(Table):
     seed: int = 0
     """Of all that is drawn at random."""
     parameters: Parameters | None = None
-    script: list[Event] = Field(min_length=1)
+    script: list[Event] = []
     scene: list[Scene] = Field([Scene(name="run")], min_length=1, max_length=MAX_SCENES)
     expect: list[Expect] = Field(min_length=1)
 

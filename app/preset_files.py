@@ -81,6 +81,8 @@ def _check(path: Path, text: str, preset: Preset) -> None:
     for index, scene in enumerate(preset.scene):
         if scene.name == ALONE:
             raise _mistake(path, text, ("scene", index, "name"), f"{ALONE!r} is what each request alone is called")
+        if not any(event.inject for event in (*preset.script, *scene.script)):
+            raise _mistake(path, text, ("scene", index), f"scene {scene.name!r}: no request is injected")
         if scene.name in names[:index]:
             raise _mistake(path, text, ("scene", index, "name"), f"there is a scene {scene.name!r} already")
         try:

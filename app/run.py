@@ -29,6 +29,8 @@ class StepRow(msgspec.Struct, frozen=True, gc=False):
     cached: int
     """Tokens that the prefix cache saved at this step's admissions."""
     outputs: int
+    served: int
+    """Requests that got tokens."""
     running: int
     """After scheduling, those that end in this step included."""
     waiting: int
@@ -126,6 +128,7 @@ class Run:
                 recompute=bar.recompute,
                 cached=bar.cached,
                 outputs=len(trace.outputs),
+                served=len(trace.scheduled),
                 running=len(trace.running),
                 waiting=trace.num_waiting,
                 preemptions=bar.num_preemptions,
