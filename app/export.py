@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from secrets import token_hex
 from typing import Any
 
 from app.perfetto import timeline
@@ -58,7 +58,7 @@ class Material:
     traces: Sequence[StepTrace]
     engine: Ready
     """`recorded` is set if this comes from a recording."""
-    nanoviz: str = version("nanoviz")
+    nanoviz: str = field(default_factory=lambda: version("nanoviz"))
     """The version that ran it."""
     damage: str = ""
     """Why there are no more steps than these, if there were."""
@@ -110,9 +110,9 @@ def files(format: str, target: Path, source: Material) -> dict[Path, Write]:
     raise AssertionError(f"{format} is no format of tables")
 
 
-def recording_file(target: Path, source: Material) -> dict[Path, Write]:
-    """A recording of all of it, to be played by `nanoviz replay`."""
-    return {target: partial(_record, source)}
+def text_file(text: str) -> Write:
+    """A file with this text."""
+    return _pieces((text.encode(),))
 
 
 def _record(source: Material, path: Path) -> None:
@@ -134,13 +134,27 @@ def _pieces(pieces: Iterable[bytes]) -> Write:
     return write
 
 
+def save_here(what: str, traces: Iterable[StepTrace], engine: Ready) -> list[Path]:
+    """Write a run into the current folder, as one of FORMATS or as a recording; returns the files.
+
+    Their names have the date and the time. Raises ExportError.
+    """
+    name = f"nanoviz-{datetime.now():%Y-%m-%d-%H%M%S}"
+    source = Material(name, list(traces), engine)
+    ending = FORMATS[what].ending if what in FORMATS else ".gz"
+    target = Path.cwd() / f"{name}{ending}"
+    wanted = files(what, target, source) if what in FORMATS else {target: partial(_record, source)}
+    write_all(wanted)
+    return list(wanted)
+
+
 def write_all(wanted: Mapping[Path, Write]) -> None:
     """Write these files, all of them or none, and over none. Raises ExportError with the reason.
 
     Each is written beside its place under another name, and gets its own only when all are whole.
     """
     placed: list[Path] = []
-    scratches = {path: path.with_name(f".{token_hex(4)}.{path.name}") for path in wanted}
+    scratches = {path: path.with_name(f".{os.urandom(4).hex()}.{path.name}") for path in wanted}
     try:
         for path in wanted:
             if os.path.lexists(path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Sequence
 
 from app import protocol
@@ -45,13 +46,16 @@ class _Headless(Dashboard):
         return "truecolor"
 
 
-def check_size(width: int, height: int) -> None:
-    """Raises ExportError for a screen that nothing fits on, or that is none."""
+def parse_size(text: str) -> tuple[int, int]:
+    """Columns and rows from a text such as 120x40. Raises ExportError for another text, or for what is no screen."""
+    if not (found := re.fullmatch(r"(\d{1,4})x(\d{1,4})", text)):
+        raise ExportError(f"--size is columns x rows, such as {SIZE[0]}x{SIZE[1]}, not {text!r}.")
+    width, height = map(int, found.groups())
     if not (MIN_WIDTH <= width <= MAX_WIDTH and MIN_HEIGHT <= height <= MAX_HEIGHT):
         raise ExportError(
-            f"{width}x{height} is no size for the screen: it has {MIN_WIDTH}x{MIN_HEIGHT} to {MAX_WIDTH}x{MAX_HEIGHT} "
-            "cells."
+            f"the screen has {MIN_WIDTH}x{MIN_HEIGHT} to {MAX_WIDTH}x{MAX_HEIGHT} cells; {text} is none of these sizes."
         )
+    return width, height
 
 
 def picture(
@@ -66,9 +70,8 @@ def picture(
 ) -> str:
     """The screen as SVG as it was behind `step`, None for the last, `size` cells wide and high.
 
-    The rest is as for `Dashboard`. Raises ExportError for a step that there is not, and for a size that is none.
+    The rest is as for `Dashboard`. Raises ExportError for a step that there is not.
     """
-    check_size(*size)
     last = source.traces[-1].step
     step = last if step is None else step
     if not 0 <= step <= last:

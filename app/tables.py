@@ -1,7 +1,7 @@
 """Tables: the steps and the requests of a run as CSV, and both as JSON, for spreadsheets, notebooks and scripts.
 
-Times are seconds: `started_s` and `arrived_s` on the engine's clock, the others durations. Sizes are tokens, requests or
-blocks.
+Times are seconds: `started_s`, `arrived_s` and `token_times_s` on the engine's clock, the others durations. Sizes are
+tokens, requests or blocks.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import csv
 import io
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import pairwise
-from statistics import fmean
 from typing import Any, TypeVar
 
 import msgspec
@@ -62,7 +61,7 @@ REQUEST_COLUMNS: Columns[RequestRow] = {
     "queue_s": lambda r: r.view.queue_time,
     "first_token_step": lambda r: next(iter(r.token_steps), None),
     "ttft_s": lambda r: r.view.ttft,
-    "itl_mean_s": lambda r: fmean(r.view.itl) if r.view.itl else None,
+    "itl_mean_s": lambda r: sum(r.view.itl) / len(r.view.itl) if r.view.itl else None,
     "itl_max_s": lambda r: max(r.view.itl, default=None),
     "last_token_step": lambda r: r.token_steps[-1] if r.token_steps else None,
     "e2e_s": lambda r: r.view.finished.e2e if r.view.finished else None,
