@@ -72,7 +72,7 @@ class Watch(Display, Settings):
     """Watch a real LLM inference engine think.
 
     Opens the dashboard. Other commands: `nanoviz replay` plays a recording, `nanoviz export` makes files for other
-    programs of one, `nanoviz run` answers prompts and prints traces, `nanoviz verify` compares the engine with
+    programs from one, `nanoviz run` answers prompts and prints traces, `nanoviz verify` compares the engine with
     transformers, `nanoviz bench` measures, `nanoviz config` shows the settings; each has its own --help.
     Every parameter can also be set as NANOVIZ_NAME in the environment or as name = value in the settings file; a flag
     wins over a variable, a variable over the file. Keys are bound in the file.
@@ -126,7 +126,7 @@ class Replay(Display):
 
 
 class Export(Display):
-    """Make files for other programs of a recording that `nanoviz --record FILE` has made; no model is needed.
+    """Turn a recording that `nanoviz --record FILE` has made into files for other programs; no model is needed.
 
     They go into the current folder under the recording's name, or to what --to names, and never over a file. Of a
     damaged recording what stands before the damage is exported. The settings of the dashboard hold for svg.
