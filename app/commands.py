@@ -206,6 +206,12 @@ COMMANDS = (
     Command("maximize", "m", "Maximise", "Let the panel that tab or a click chose fill the screen; put it back."),
     Command("restart", "r", "Restart the engine", "Start an engine that has ended again.", "restart", "failed"),
     Command("screenshot", "S", "Save a picture", "Save the screen as an SVG file in this folder."),
+    Command(
+        "take_away",
+        "E",
+        "Take away",
+        "Save all steps: a recording, a timeline for Perfetto, CSV, JSON, or a picture.",
+    ),
     Command("change_theme", "C", "Colours", "Choose a theme: dark, light, or one of Textual's."),
     Command("help", "question_mark", "Help", "Keys, and what the panels show.", "help"),
     Command("quit", f"q,{LEAVE}", "Quit", "Leave; the engine ends with the dashboard.", "quit"),

@@ -20,6 +20,7 @@ from app.commands import COMMANDS, LEAVE, Command, displayed, shown_keys
 from app.cursor import Cursor
 from app.engine_process import EngineProcess
 from app.expectation import ALONE
+from app.export import ExportError, save_here
 from app.history import MAX_STEPS
 from app.inject import URGENT_PRIORITY, Draft, Kind
 from app.looks import DARK
@@ -44,6 +45,7 @@ from app.screens.parameters import ParametersScreen
 from app.screens.presets import PresetsScreen
 from app.screens.prompt import Filled, Form, PromptScreen
 from app.screens.request import RequestScreen
+from app.screens.take_away import TakeAwayScreen
 from app.screens.why import WhyScreen
 from app.selection import Selection
 from app.session import Session, Start
@@ -231,6 +233,35 @@ class Dashboard(ThemedApp[int]):
             self._say(f"The picture cannot be saved: {error.strerror}.", "error")
         else:
             self._say(f"Saved {saved}")
+
+    async def action_take_away(self) -> None:
+        await self._open(TakeAwayScreen(), self._take_away)
+
+    def _take_away(self, choice: str | None) -> None:
+        if choice == "svg":
+            self.call_after_refresh(self.action_screenshot)
+        elif choice:
+            self.run_worker(self._save_run(choice))
+
+    async def _save_run(self, choice: str) -> None:
+        """Write all steps into this folder, while the screen goes on, and say what came of it."""
+        history, engine = self.session.history, self.session.ready
+        if engine is None or history.first_step is None:
+            self._say("There is nothing to take away yet: nothing was computed.")
+            return
+        if history.first_step:
+            self._say(
+                f"Nothing was saved: it needs all steps, and the oldest one kept is {history.first_step:,}. "
+                "`nanoviz --record FILE` keeps all; history_steps says how many are kept here.",
+                "warning",
+            )
+            return
+        try:
+            saved = await asyncio.to_thread(save_here, choice, history.traces(), engine)
+        except ExportError as error:
+            self._say(f"Nothing was saved: {error}", "error")
+        else:
+            self._say(f"Saved {', '.join(map(str, saved))}")
 
     async def action_quit(self) -> None:
         """Exit code 1 if the engine never came up: whoever called has not seen anything."""

@@ -10,7 +10,7 @@ import zlib
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from itertools import takewhile
+from itertools import chain, takewhile
 
 import msgspec
 
@@ -57,9 +57,19 @@ class _Stretch:
         traces = _unpack_all(zlib.decompress(self._packed)) if self._packed is not None else self._traces
         return map(unpack, traces[after - self.first : until - self.first])
 
+    def all(self) -> Iterator[StepTrace]:
+        """The traces of the steps that are in it now, whatever comes."""
+        assert self.state.trace is not None
+        return _all_traces(self.state.trace, self._packed, tuple(self._traces))
+
 
 _pack_all = msgspec.msgpack.Encoder().encode
 _unpack_all = msgspec.msgpack.Decoder(list[bytes]).decode
+
+
+def _all_traces(first: StepTrace, packed: bytes | None, traces: Iterable[bytes]) -> Iterator[StepTrace]:
+    yield first
+    yield from map(unpack, traces if packed is None else _unpack_all(zlib.decompress(packed)))
 
 
 class History:
@@ -128,11 +138,11 @@ class History:
         return view
 
     def traces(self) -> Iterator[StepTrace]:
-        """The traces of all steps that can be shown, oldest first."""
-        for stretch in self._stretches:
-            assert stretch.state.trace is not None
-            yield stretch.state.trace
-            yield from stretch.traces(stretch.first, stretch.first + len(stretch) - 1)
+        """The traces of all steps that can be shown, oldest first: those of the moment of this call.
+
+        They can be read while others are taken in, and in another thread.
+        """
+        return chain.from_iterable([stretch.all() for stretch in self._stretches])
 
     def next_step(self, step: int, condition: Callable[[StepBar], object]) -> int | None:
         """The first step after this one whose bar satisfies the condition."""

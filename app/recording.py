@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 import msgspec
+from msgspec.structs import replace
 
 from app.protocol import Ready
 from engine.trace import TRACE_VERSION, StepTrace, decode, encode
@@ -65,14 +66,23 @@ class Recorder:
         self._file: BinaryIO = cast(BinaryIO, gzip.GzipFile(fileobj=file, mode="wb")) if path.suffix == ".gz" else file
 
     def begin(self, engine: Ready) -> None:
-        """Write the header; steps follow."""
+        """Write the header; steps follow. What comes from a recording keeps its date."""
         self.has_begun = True
-        recorded = datetime.now(UTC).isoformat(timespec="seconds")
+        recorded = engine.recorded or datetime.now(UTC).isoformat(timespec="seconds")
+        engine = replace(engine, recorded="")
         self._write_line(msgspec.json.encode(Header(FORMAT, TRACE_VERSION, version("nanoviz"), recorded, engine)))
 
     def write(self, trace: StepTrace) -> None:
         """Add the next step."""
         self._write_line(encode(trace))
+
+    def end(self) -> None:
+        """Close a file that is whole."""
+        try:
+            self._file.close()
+            self._raw.close()
+        except OSError as error:
+            raise RecordingError(f"{self.path} cannot be written: {error.strerror}.") from None
 
     def close(self) -> None:
         """A file in which nothing was recorded is taken away again."""
@@ -131,6 +141,11 @@ class Recording:
             self.damage = f"{path} is damaged {behind}: {error}"
         except OSError as error:
             raise RecordingError(f"{path} cannot be read: {error.strerror}.") from None
+
+    @property
+    def engine(self) -> Ready:
+        """What ran it, and when."""
+        return replace(self.header.engine, recorded=self.header.recorded)
 
     def _take(self, trace: StepTrace) -> None:
         expected = self.traces[-1].step + 1 if self.traces else 0

@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from msgspec.structs import replace
-
 from app import protocol
 from app.protocol import Command, Event
 from app.recording import Recording
@@ -33,9 +31,7 @@ class Replay:
         self._steps_per_second = 0.0
         self._due_at = clock()
         """When the next step is due, unless it is paused."""
-        header = recording.header
-        ready = replace(header.engine, recorded=header.recorded)
-        self._events: list[Event] = [ready, *map(protocol.Stepped, self._traces[: self._next])]
+        self._events: list[Event] = [recording.engine, *map(protocol.Stepped, self._traces[: self._next])]
         if self._next == len(self._traces):
             self._pause_at_the_end()
         if recording.damage:

@@ -49,6 +49,19 @@ def test_a_history_gives_its_traces_back(name: str) -> None:
     assert tuple(history.traces()) == scenario(name)
 
 
+def test_what_a_history_gives_does_not_change_while_it_goes_on() -> None:
+    """Somebody may still read it, in another thread."""
+    traces = scenario("busy")
+    history = History(100, EngineConfig())
+    for trace in traces[:15]:
+        history.apply(trace)
+    given = history.traces()
+    assert next(given) == traces[0]
+    for trace in traces[15:]:
+        history.apply(trace)
+    assert tuple(given) == traces[1:15]
+
+
 def test_an_id_that_is_given_again_is_another_request() -> None:
     stage = ScriptedEngine(EngineConfig())
     for _ in range(2):
