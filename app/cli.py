@@ -67,9 +67,9 @@ class Display(CommandSettings):
 class Watch(Display, Settings):
     """Watch a real LLM inference engine think.
 
-    Opens the dashboard. Other commands: `nanoviz replay` plays a recording, `nanoviz compare` compares several,
-    `nanoviz run` answers prompts and prints traces, `nanoviz verify` compares the engine with transformers, `nanoviz
-    bench` measures, `nanoviz config` shows the settings; each has its own --help.
+    Opens the dashboard. Other commands: `nanoviz replay` plays a recording, `nanoviz compare` shows several side by
+    side, `nanoviz run` answers prompts and prints traces, `nanoviz verify` compares the engine with transformers,
+    `nanoviz bench` measures, `nanoviz config` shows the settings; each has its own --help.
     Every parameter can also be set as NANOVIZ_NAME in the environment or as name = value in the settings file; a flag
     wins over a variable, a variable over the file. Keys are bound in the file.
     """

@@ -164,7 +164,7 @@ def test_what_init_wrote_can_be_read_with_every_setting_in_force(capsys: pytest.
     run_cli(capsys, "config", "--init")
     path = settings_place()
     path.write_text(uncommented(path.read_text()))
-    said_each_time = {"bench": ["scheduler"], "replay": ["run.gz"]}
+    said_each_time = {"bench": ["scheduler"], "replay": ["run.gz"], "compare": ["run.gz"]}
     for called, command in ALL.items():
         settings = cli.parse(command, said_each_time.get(called, []))[0]
         for name, field in command.model_fields.items():
