@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import pty
+import re
+import subprocess
+import sys
+import termios
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, replace
 from io import StringIO
 from itertools import pairwise
@@ -488,6 +495,34 @@ def test_it_prints_the_comparison(capsys: pytest.CaptureFixture[str], files: lis
     assert result.out.splitlines() == drawn(comparison(runs, 100, "seconds"))
     result = run_cli(capsys, "compare", *files, "--axis", "steps")
     assert result.out.splitlines() == drawn(comparison(runs, 100, "steps"))
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_only_a_terminal_gets_colors_and_only_if_it_may_have_them(files: list[str], plain: bool) -> None:
+    leader, follower = pty.openpty()
+    termios.tcsetwinsize(follower, (30, 90))
+    environment = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR")}
+    environment |= {"TERM": "xterm-256color", "COLORTERM": "truecolor", **({"NO_COLOR": "1"} if plain else {})}
+    command = [sys.executable, "-m", "app.cli", "compare", *files]
+    with subprocess.Popen(command, stdout=follower, env=environment, close_fds=True) as process:
+        os.close(follower)
+        out = b""
+        with suppress(OSError):  # the other end is closed
+            while piece := os.read(leader, 65536):
+                out += piece
+    os.close(leader)
+    assert process.returncode == 0
+    colors = {int(number) for codes in re.findall(rb"\x1b\[([0-9;]*)m", out) for number in codes.split(b";") if number}
+    assert bool(colors & {32, 92, 94}) == (not plain), "the kinds"
+    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in out.decode().splitlines()]
+    assert max(map(cell_len, lines)) == 90, "as wide as the terminal"
+
+
+def test_where_there_is_only_ascii_it_prints_ascii(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, files: list[str]
+) -> None:
+    monkeypatch.setenv("TERM", "linux")
+    assert run_cli(capsys, "compare", *files).out.isascii()
 
 
 def test_json_is_all_metrics_of_each_run(capsys: pytest.CaptureFixture[str], files: list[str]) -> None:
