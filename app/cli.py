@@ -1,4 +1,4 @@
-"""The command line: `nanoviz` and `nanoviz replay` open the dashboard; the other commands do not."""
+"""The command line: `nanoviz`, `nanoviz play` and `nanoviz replay` open the dashboard; the other commands do not."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from dataclasses import fields
 from functools import partial
 from importlib.metadata import version
 from inspect import cleandoc
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import Field, ValidationError
 from pydantic_settings import CliSettingsSource, SettingsError
 
+from app.export import FORMATS, ExportError, Material, base_name, files, material, text_file, write_all
 from app.headless import clear_report
 from app.history import MAX_STEPS
 from app.preset_files import PresetError
@@ -33,6 +35,17 @@ if TYPE_CHECKING:
     from app.session import Start
 
 MISUSE = 2
+MISTAKES = (
+    ConfigError,
+    ExportError,
+    ModelError,
+    PresetError,
+    RecordingError,
+    RequestError,
+    SettingsError,
+    SettingsMistake,
+)
+"""Their texts are sentences for people."""
 
 
 class Display(CommandSettings):
@@ -80,9 +93,9 @@ class Watch(Display, Settings):
     """Watch a real LLM inference engine think.
 
     Opens the dashboard. Other commands: `nanoviz presets` lists demos and `nanoviz play` plays one, `nanoviz replay`
-    plays a recording, `nanoviz compare` compares several runs, `nanoviz run` answers prompts and prints traces,
-    `nanoviz verify` compares the engine with transformers, `nanoviz bench` measures, `nanoviz config` shows the
-    settings; each has its own --help.
+    plays a recording, `nanoviz compare` shows several runs side by side, `nanoviz export` makes files for other
+    programs, `nanoviz run` answers prompts and prints traces, `nanoviz verify` compares the engine with transformers,
+    `nanoviz bench` measures, `nanoviz config` shows the settings; each has its own --help.
     Every parameter can also be set as NANOVIZ_NAME in the environment or as name = value in the settings file; a flag
     wins over a variable, a variable over the file. Keys are bound in the file.
     """
@@ -250,6 +263,64 @@ class Compare(CommandSettings):
         return 0
 
 
+class Export(Display):
+    """Turn a recording that `nanoviz --record FILE` has made into files for other programs; no model is needed.
+
+    They go into the current folder under the recording's name, or to what --to names, and never over a file. Of a
+    damaged recording what stands before the damage is exported. The settings of the dashboard hold for svg.
+    """
+
+    @classmethod
+    def add_arguments(cls, parser: ArgumentParser) -> None:
+        parser.add_argument("file", type=expanded, metavar="FILE", help="the recording")
+        parser.add_argument(
+            "--as",
+            dest="format",
+            required=True,
+            choices=list(FORMATS),
+            help="; ".join(f"{name}: {format.help}" for name, format in FORMATS.items()),
+        )
+        parser.add_argument(
+            "--to",
+            type=expanded,
+            metavar="PATH",
+            help="the file to write; for csv, what the names of the two begin with",
+        )
+        parser.add_argument("--step", type=int, metavar="N", help="svg: the step to show, by default the last")
+        parser.add_argument("--size", metavar="120x40", help="svg: columns and rows of the screen")
+
+    def execute(self, arguments: Namespace) -> int:
+        if arguments.format != "svg" and (arguments.step is not None or arguments.size is not None):
+            raise ExportError("--step and --size go with --as svg.")
+        source = material(arguments.file)
+        if source.damage:
+            print(f"nanoviz: {printable(source.damage)}; what stands before is exported.", file=sys.stderr)
+        target = arguments.to or Path(base_name(arguments.file) + FORMATS[arguments.format].ending)
+        if arguments.format == "svg":
+            wanted = {target: text_file(self._picture(source, arguments))}
+        else:
+            wanted = files(arguments.format, target, source)
+        write_all(wanted)
+        for path in wanted:
+            print(f"Wrote {printable(str(path))}")
+        return 0
+
+    def _picture(self, source: Material, arguments: Namespace) -> str:
+        from app.keys import rebound
+        from app.looks import theme_name
+        from app.picture import SIZE, parse_size, picture
+
+        return picture(
+            source,
+            arguments.step,
+            parse_size(arguments.size) if arguments.size else SIZE,
+            commands=rebound(*key_table()),
+            history_steps=self.history_steps,
+            theme=theme_name(self.theme),
+            ascii=self.ascii,
+        )
+
+
 class Run(Settings):
     """Answer prompts, all together, and print the outputs; without a prompt, read one from standard input."""
 
@@ -411,6 +482,7 @@ COMMANDS: dict[str, type[CommandSettings]] = {
     "play": Play,
     "compare": Compare,
     "replay": Replay,
+    "export": Export,
     "run": Run,
     "verify": Verify,
     "bench": Bench,
@@ -434,15 +506,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return read_settings(command, flags).execute(parsed) if code is None else code
     except ValidationError as error:
         return fail(*(describe(mistake) for mistake in error.errors()))
-    except (
-        ConfigError,
-        ModelError,
-        RequestError,
-        PresetError,
-        RecordingError,
-        SettingsError,
-        SettingsMistake,
-    ) as error:
+    except MISTAKES as error:
         return fail(str(error))
     except BrokenPipeError:
         sys.stderr.close()  # whoever read the output has had enough; say nothing at exit either

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import shutil
 import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
 from io import StringIO
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -53,11 +56,12 @@ def print_comparison(runs: Sequence[Run], axis: AxisKind, intro: Sequence[Sequen
     """Print it for people, as wide as the terminal; colours only on a terminal that has them and may show them."""
     console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
     has_colors = console.color_system is not None and not console.no_color
-    is_ascii = "utf" not in (sys.stdout.encoding or "").lower()
+    is_ascii = "utf" not in (sys.stdout.encoding or "").lower() or os.environ.get("TERM") == "linux"
     use_palette(_palette(), textured=is_ascii or not has_colors)
     width = max(LEAST_WIDTH, shutil.get_terminal_size((WIDTH, 0)).columns if sys.stdout.isatty() else WIDTH)
     for line in (*intro, *([[]] if intro else []), *comparison(runs, width, axis)):
-        text = Text.assemble(*((ASCII_IN_PANELS.translate(t) if is_ascii else t, look) for t, look in line))
+        alike = ((look, "".join(text for text, _ in parts)) for look, parts in groupby(line, key=itemgetter(1)))
+        text = Text.assemble(*((ASCII_IN_PANELS.translate(t) if is_ascii else t, look) for look, t in alike))
         text.rstrip()
         console.print(text, soft_wrap=True)
 

@@ -49,6 +49,19 @@ def fit(text: str, width: int) -> str:
     return set_cell_size(printable(text), width)
 
 
+def shortened(text: str, width: int) -> str:
+    """The same, but of what is too long its beginning and its end, dots between them: either may be what tells it from
+    others."""
+    text = printable(text)
+    if cell_len(text) <= width:
+        return set_cell_size(text, width)
+    head = set_cell_size(text, max(0, width - 1) // 2).rstrip()
+    tail = text
+    while cell_len(tail) > max(0, width - 1 - cell_len(head)):
+        tail = tail[1:]
+    return set_cell_size(f"{head}…{tail}", width)
+
+
 def wrap(text: str, width: int) -> list[str]:
     """Safe lines of at most `width` cells, broken at spaces where there are any."""
     lines = []

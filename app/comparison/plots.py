@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rich.cells import cell_len, set_cell_size
+from rich.cells import cell_len
 
 from app.metrics import Metric, amount
 from app.palette import DECODE, DIM, FAINT, PREEMPTED, PREFILL, RECOMPUTE, TEXT, is_textured, style
 from app.panels.panel import Part, heading
 from app.run import Run
-from app.text import printable
+from app.text import printable, shortened
 
 GAP = 3
 """Cells between two plots beside each other."""
@@ -69,18 +69,6 @@ def plots(runs: Sequence[Run], width: int, height: int = 0) -> list[list[Part]]:
     return lines
 
 
-def short_name(name: str, width: int) -> str:
-    """A run's name in exactly `width` cells: of a long one its beginning and its end, which may be a value."""
-    text = printable(name)
-    if cell_len(text) <= width:
-        return set_cell_size(text, width)
-    head = set_cell_size(text, (width - 1) // 2).rstrip()
-    tail = text
-    while cell_len(tail) > width - 1 - cell_len(head):
-        tail = tail[1:]
-    return set_cell_size(f"{head}…{tail}", width)
-
-
 def _says_something(plot: Plot, runs: Sequence[Run]) -> bool:
     values = [metric.of(run) for run in runs for metric in plot.metrics]
     return any(values) if plot.optional else any(value is not None for value in values)
@@ -106,7 +94,7 @@ def _drawn(plot: Plot, runs: Sequence[Run], width: int) -> list[list[Part]]:
     room = width - name_width - numbers - 1
     lines = [heading(plot.title, _columns(plot) or plot.note, width)]
     for run, row in zip(runs, values, strict=True):
-        line: list[Part] = [(f"{short_name(run.name, name_width)} ", style(TEXT)), *_bar(plot, row, top, room)]
+        line: list[Part] = [(f"{shortened(run.name, name_width)} ", style(TEXT)), *_bar(plot, row, top, room)]
         line += [
             (amount(value, metric.unit).rjust(NUMBER), style(DIM if value is None else TEXT))
             for value, metric in zip(row, plot.metrics, strict=True)

@@ -12,7 +12,7 @@ from app.metrics import amount
 from app.palette import BRIGHT, DECODE, DIM, FAINT, TEXT, style
 from app.panels.panel import Part, heading
 from app.run import Run
-from app.text import fit, printable, wrap
+from app.text import fit, printable, shortened, wrap
 
 BEST_MARK = "✓"
 GAP = 2
@@ -102,8 +102,8 @@ def _body(rows: Sequence[Row], part: slice, groups: int, name_width: int, column
         last_group = row.group
         group = row.group if is_first else ""
         look = style(TEXT if row.is_figure else DIM)
-        name = f"{group:{groups}}{row.name}" if row.name else group
-        line: list[Part] = [(fit(name, name_width - GAP) + " " * GAP, look)]
+        name = fit(group, groups) + shortened(row.name, name_width - GAP - groups) if row.name else group
+        line: list[Part] = [(fit(name, name_width), look)]
         for index, text in list(enumerate(row.texts))[part]:
             is_best = index == row.best
             value = style(DECODE, bold=True) if is_best else look

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from rich.cells import cell_len
 from rich.style import Style
 
-from app.comparison.axis import Axis, AxisKind, Extent, extents
-from app.comparison.plots import short_name
+from app.comparison.axis import EPSILON, Axis, AxisKind, Extent, extents
 from app.palette import (
     BACKGROUND,
     DECODE,
@@ -21,7 +20,6 @@ from app.palette import (
     PREFILL,
     RECOMPUTE,
     TEXT,
-    WAITING,
     cached,
     is_textured,
     owner_cell,
@@ -32,8 +30,8 @@ from app.panels.budget import PREEMPTED_MARK, stacked, textured, whole
 from app.panels.life import KINDS, PAINTED
 from app.panels.panel import Part, heading
 from app.run import RequestRow, Run, StepRow
-from app.text import fit
-from app.view import Span
+from app.text import fit, shortened
+from app.view import SpanKind
 from app.words import plural, short
 
 NARROW_GUTTER, WIDE_GUTTER, WIDE_FROM = 14, 20, 90
@@ -60,7 +58,7 @@ def timelines(runs: Sequence[Run], width: int, kind: AxisKind) -> list[list[Part
 
 
 def _timeline(run: Run, axis: Axis, width: int) -> list[list[Part]]:
-    lines = [heading(short_name(run.name, max(8, width // 2)).rstrip(), _note(run, width), width)]
+    lines = [heading(shortened(run.name, max(8, width // 2)).rstrip(), _note(run, width), width)]
     if not run.steps:
         return [*lines, [("nothing was computed", style(DIM))]]
     gutter = width - axis.width
@@ -80,7 +78,7 @@ def _note(run: Run, width: int) -> str:
     length = f"{plural(len(run.steps), 'step')} · {run.seconds:,.2f} s"
     budget = f"budget {config.max_num_batched_tokens:,}"
     notes = (f"policy {config.policy} · {budget} · {length}", f"{budget} · {length}", length)
-    room = width - cell_len(short_name(run.name, max(8, width // 2)).rstrip()) - 8
+    room = width - cell_len(shortened(run.name, max(8, width // 2)).rstrip()) - 8
     return next((note for note in notes if len(note) <= room), "")
 
 
@@ -93,12 +91,12 @@ def _legend(kind: AxisKind, width: int) -> list[list[Part]]:
     lines: list[list[Part]] = [[]]
     used = 0
     for sign, look, name in signs:
-        cells = len(sign) + 1 + len(name)
+        cells = 3 + len(sign) + 1 + len(name)
         if used + cells > width:
             lines.append([])
             used = 0
-        lines[-1] += [(sign, look), (f" {name}   ", style(DIM))]
-        used += cells + 3
+        lines[-1] += [("   " if used else "", style()), (sign, look), (f" {name}", style(DIM))]
+        used += cells if used else cells - 3
     return lines
 
 
@@ -159,42 +157,44 @@ def _who(row: RequestRow, gutter: int) -> list[Part]:
 def _life(run: Run, row: RequestRow, axis: Axis, when: Sequence[Extent]) -> list[Part]:
     """A request's cells: where one stands for several steps, what is rarest of what it did in them."""
     cells: list[Part] = [(" ", style())] * axis.width
-    first, last = run.steps[0].step, run.steps[-1].step
-
-    def paint(extent: Extent, part: Part) -> None:
-        for cell in axis.cells(extent):
-            cells[cell] = part
-
-    def extent_of(span: Span) -> Extent | None:
-        end = last if span.last is None else min(span.last, last)
-        return (when[span.first - first][0], when[end - first][1]) if end >= span.first else None
-
+    first = run.steps[0].step
+    spent = _spent(row, run)
     if axis.kind == "seconds":
         # It may have come while a step was computed: the engine takes it in only with the next.
-        arrived = max(0.0, row.view.arrived - run.steps[0].started)
-        taken_in = when[row.arrival_step - first][0]
-        if axis.cell(arrived) < axis.cell(taken_in):
-            paint((arrived, taken_in), (KIND_GLYPHS["waiting"], style(WAITING)))
-    for kind in PAINTED:
-        for span in row.view.spans:
-            if span.kind == kind and (extent := extent_of(span)):
-                paint(extent, (KIND_GLYPHS[kind], style(KIND_COLORS[kind])))
-                if kind == "decode" and axis.kind == "seconds":
-                    _draw_out(cells, axis, when[span.first - first : (span.last or last) - first + 1])
+        extent = (row.view.arrived - run.steps[0].started, when[row.arrival_step - first][0])
+        if axis.cell(extent[0]) < axis.cell(extent[1]):
+            _paint(cells, axis.cells(extent), "waiting")
+    for kind, indexes in spent:
+        its = when[indexes[0] : indexes[-1] + 1]
+        _paint(cells, axis.cells((its[0][0], its[-1][1])), kind)
+        if kind == "decode" and axis.kind == "seconds":
+            _draw_out(cells, axis, its)
     if row.token_steps:
-        step = row.token_steps[0]
-        kind_then = next((s.kind for s in row.view.spans if s.first <= step <= (s.last or last)), "prefill")
-        mark = (FIRST_TOKEN_MARK, style(BACKGROUND, KIND_COLORS[kind_then], bold=True))
-        cells[axis.cells(when[step - first])[-1]] = mark
+        index = row.token_steps[0] - first
+        color = next((KIND_COLORS[kind] for kind, indexes in spent if index in indexes), PREFILL)
+        cells[axis.cells(when[index])[-1]] = (FIRST_TOKEN_MARK, style(BACKGROUND, color, bold=True))
     for step in row.view.preempted_at:
         cells[axis.cell(when[step - first][0])] = (PREEMPTED_GLYPH, style(PREEMPTED, bold=True))
     return cells
 
 
+def _spent(row: RequestRow, run: Run) -> list[tuple[SpanKind, range]]:
+    """What it did in which steps, counted from the run's first one, in the order in which that is painted."""
+    first, last = run.steps[0].step, run.steps[-1].step
+    ends = [(span, last if span.last is None else span.last) for span in row.view.spans]
+    spent = [(span.kind, range(span.first - first, end - first + 1)) for span, end in ends if end >= span.first]
+    return sorted(spent, key=lambda one: PAINTED.index(one[0]))
+
+
+def _paint(cells: list[Part], its: range, kind: SpanKind) -> None:
+    for cell in its:
+        cells[cell] = (KIND_GLYPHS[kind], style(KIND_COLORS[kind]))
+
+
 def _draw_out(cells: list[Part], axis: Axis, steps: Sequence[Extent]) -> None:
     """Let the cells of each decode say that it is one token, however long its step was."""
     for step in steps:
-        if step[1] - step[0] >= LONG_STEP * axis.per_cell:
+        if (step[1] - step[0]) / axis.per_cell + EPSILON >= LONG_STEP:
             for cell in axis.cells(step)[:-1]:
                 cells[cell] = (LONG_STEP_MARK, style(DECODE))
 

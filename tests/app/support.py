@@ -28,6 +28,7 @@ from app import cli, protocol
 from app.dashboard import Dashboard
 from app.panels.panel import Part
 from app.protocol import Command, EngineOptions, Event
+from app.run import Run
 from app.session import Start
 from app.view import EngineView
 from engine.config import EngineConfig
@@ -274,6 +275,25 @@ def scenario(name: str) -> tuple[StepTrace, ...]:
 def scenario_view(name: str) -> EngineView:
     """What its traces add up to; shared, so only to be looked at."""
     return view_of(scenario(name))
+
+
+@cache
+def compared_runs() -> tuple[Run, Run, Run]:
+    """One workload three times: four short requests decode when a long one comes, and two more short ones later."""
+
+    def run(name: str, budget: int, policy: str) -> Run:
+        stage = ScriptedEngine(config(blocks=200, bs=16, budget=budget, seqs=16, length=1024, policy=policy))
+        for number in range(4):
+            stage.add(sentence(20 + number), 30)
+        stage.step(4)
+        stage.add(sentence(600), 8, "long")
+        stage.step(4)
+        stage.add(sentence(25), 12)
+        stage.add(sentence(24), 12)
+        stage.run_to_end()
+        return Run(name, stage.traces)
+
+    return run("static", 1024, "static"), run("orca", 1024, "orca"), run("budget 64", 64, "fcfs")
 
 
 class ScriptedSource:

@@ -164,7 +164,13 @@ def test_what_init_wrote_can_be_read_with_every_setting_in_force(capsys: pytest.
     run_cli(capsys, "config", "--init")
     path = settings_place()
     path.write_text(uncommented(path.read_text()))
-    said_each_time = {"bench": ["scheduler"], "replay": ["run.gz"], "export": ["run.gz", "--as=csv"]}
+    said_each_time = {
+        "bench": ["scheduler"],
+        "replay": ["run.gz"],
+        "compare": ["run.gz"],
+        "export": ["run.gz", "--as=csv"],
+        "play": ["figure"],
+    }
     for called, command in ALL.items():
         settings = cli.parse(command, said_each_time.get(called, []))[0]
         for name, field in command.model_fields.items():

@@ -16,7 +16,8 @@ import pytest
 
 from app import protocol
 from app.protocol import Event
-from tests.app.support import dashboard, stepped
+from app.run import Run
+from tests.app.support import compared_runs, dashboard, stepped
 
 FOLDER = Path(__file__).parents[1] / "data" / "snapshots"
 Size = tuple[int, int]
@@ -31,6 +32,7 @@ class State:
     events: list[Event]
     keys: tuple[str, ...] = ()
     options: dict[str, Any] = field(default_factory=dict)
+    finished_runs: tuple[Run, ...] = ()
 
 
 STATES = {
@@ -42,6 +44,9 @@ STATES = {
     "why": State(stepped("preempting"), ("left_square_bracket", "w")),
     "parameters": State(stepped("busy"), ("p",)),
     "request": State(stepped("preempting"), ("j", "enter")),
+    "compare": State(stepped("busy"), ("c",), finished_runs=compared_runs()),
+    "compare-timelines": State(stepped("busy"), ("c", "end"), finished_runs=compared_runs()),
+    "compare-ascii": State(stepped("busy"), ("c", "end", "a"), {"ascii": True}, compared_runs()),
     "ascii": State(stepped("preempting"), options={"ascii": True}),
     "dead": State(
         [*stepped("busy"), protocol.Failed("the engine's process was killed by signal 9 (SIGKILL).")], ("j",)
@@ -58,6 +63,7 @@ def name_of(state: str, size: Size) -> str:
 async def test_screen(state: str, size: Size) -> None:
     how = STATES[state]
     async with dashboard(size, *how.events, **how.options) as stand:
+        stand.app.finished_runs.extend(how.finished_runs)
         for key in how.keys:
             await stand.press(key)
         screen = [line.rstrip() for line in stand.lines()]
