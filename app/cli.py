@@ -18,7 +18,7 @@ from pydantic import Field, ValidationError
 from pydantic_settings import CliSettingsSource, SettingsError
 
 from app.export import FORMATS, ExportError, Material, base_name, files, material, text_file, write_all
-from app.headless import clear_report
+from app.headless import clear_report, report
 from app.history import MAX_STEPS
 from app.preset_files import PresetError
 from app.recording import RecordingError
@@ -30,9 +30,12 @@ from engine.progress import ModelError
 from engine.request import RequestError, SamplingParams
 
 if TYPE_CHECKING:
+    from app.player import Part
     from app.preset import Preset
     from app.protocol import EngineOptions
+    from app.run import Run as CompletedRun
     from app.session import Start
+    from app.stage import Watch as Watcher
 
 MISUSE = 2
 MISTAKES = (
@@ -89,7 +92,50 @@ class Display(CommandSettings):
             dashboard.session.close()
 
 
-class Watch(Display, Settings):
+class OnPresets(Settings):
+    """What all commands share that play presets."""
+
+    def options(self, model: str, config: EngineConfig) -> EngineOptions:
+        """What the engine's process is told. Raises ModelError if there can be no such model."""
+        from app.protocol import EngineOptions
+
+        locate(model)
+        return EngineOptions(model, self.dtype, self.device, self.num_threads(), config)
+
+    def model_for(self, preset: Preset) -> str:
+        """The model that somebody has asked for, or the one that the preset was written for."""
+        model = self.model if "model" in self.model_fields_set else preset.model
+        if preset.needs_text and model == "tiny":
+            raise ConfigError(f"this preset needs a model that writes text, not tiny; use --model {preset.model}.")
+        return model
+
+    def parameter_flags(self, arguments: Namespace) -> dict[str, Any]:
+        """The engine's parameters that were given as flags: they hold in every scene of a preset."""
+        given = vars(arguments)
+        return {f.name: getattr(self, f.name) for f in fields(EngineConfig) if f.name in given}
+
+    @classmethod
+    def add_runs(cls, parser: ArgumentParser, when: str = "") -> None:
+        parser.add_argument(
+            "--runs",
+            type=positive,
+            default=1,
+            metavar="N",
+            help=f"{when}play all scenes so often, in turns; what is measured are medians",
+        )
+
+    def played(
+        self, preset: Preset, parts: Sequence[Part], num_runs: int, watch: Watcher | None = None
+    ) -> list[CompletedRun]:
+        """Play these scenes of a preset without a screen, as fast as it goes."""
+        from app.engine_process import EngineProcess
+        from app.stage import play_all
+
+        options = self.options(self.model_for(preset), parts[0].config)
+        return list(play_all(options, parts, num_runs, report, EngineProcess, watch).values())
+
+
+class Watch(Display, OnPresets):
     """Watch a real LLM inference engine think.
 
     Opens the dashboard. Other commands: `nanoviz presets` lists demos and `nanoviz play` plays one, `nanoviz replay`
@@ -135,25 +181,6 @@ class Watch(Display, Settings):
         finally:
             recorder.close()
 
-    def options(self, model: str, config: EngineConfig) -> EngineOptions:
-        """What the engine's process is told. Raises ModelError if there can be no such model."""
-        from app.protocol import EngineOptions
-
-        locate(model)
-        return EngineOptions(model, self.dtype, self.device, self.num_threads(), config)
-
-    def model_for(self, preset: Preset) -> str:
-        """The model that somebody has asked for, or the one that the preset was written for."""
-        model = self.model if "model" in self.model_fields_set else preset.model
-        if preset.needs_text and model == "tiny":
-            raise ConfigError(f"this preset needs a model that writes text, not tiny; use --model {preset.model}.")
-        return model
-
-    def parameter_flags(self, arguments: Namespace) -> dict[str, Any]:
-        """The engine's parameters that were given as flags: they hold in every scene of a preset."""
-        given = vars(arguments)
-        return {f.name: getattr(self, f.name) for f in fields(EngineConfig) if f.name in given}
-
 
 class Play(Watch):
     """Play a preset: a workload with what to watch in it, and what must be true afterwards.
@@ -167,25 +194,22 @@ class Play(Watch):
     def add_preset(cls, parser: ArgumentParser) -> None:
         parser.add_argument("preset", metavar="NAME", help="a preset's name or number, or the path of its file")
         parser.add_argument("--headless", action="store_true", help="without a dashboard")
-        parser.add_argument(
-            "--runs",
-            type=positive,
-            default=1,
-            metavar="N",
-            help="with --headless, play all scenes so often, in turns; what is measured are medians",
-        )
+        parser.add_argument("--trace", action="store_true", help="with --headless, print a line for each step")
+        cls.add_runs(parser, "with --headless, ")
 
     def execute(self, arguments: Namespace) -> int:
         if not arguments.headless:
             return super().execute(arguments)
         from app import play_command
-        from app.engine_process import EngineProcess
+        from app.player import parts
         from app.preset_files import find, load
 
         preset, overrides = load(find(arguments.preset)), self.parameter_flags(arguments)
-        options = self.options(self.model_for(preset), preset.config(preset.scene[0], overrides))
-        passed = play_command.play(preset, options, overrides, arguments.runs, EngineProcess)
-        return 0 if passed else 1
+        scenes = parts(preset, overrides)
+        play_command.begin(preset, self.model_for(preset), overrides)
+        teller = play_command.Teller(trace=arguments.trace)
+        runs = self.played(preset, scenes, arguments.runs, teller.tell)
+        return 0 if play_command.end(preset, scenes, runs) else 1
 
 
 class Presets(CommandSettings):
@@ -234,15 +258,26 @@ class Replay(Display):
         return self.show(options, lambda _: replay.Replay(recording, arguments.step))
 
 
-class Compare(CommandSettings):
-    """Compare runs: their figures, and their timelines on one axis. A run is a recording of `nanoviz --record FILE`.
+class Compare(OnPresets):
+    """Compare runs: their figures, and their timelines on one axis.
 
+    RUN is a preset, whose scenes are played on the same arrivals one after another; with --set, one of its scenes is
+    played with each of these values instead. Or it is recordings of `nanoviz --record FILE`, as many as there are.
     --json and --csv print all metrics that there are, for programs.
     """
 
     @classmethod
     def add_arguments(cls, parser: ArgumentParser) -> None:
-        parser.add_argument("files", type=expanded, nargs="+", metavar="FILE", help="a recording")
+        parser.add_argument("compared", nargs="+", metavar="RUN", help="a preset, or recordings")
+        parser.add_argument(
+            "--set",
+            action="append",
+            default=[],
+            metavar="NAME=VALUE,VALUE",
+            help="play it with each of these values of a parameter; given again, with each combination",
+        )
+        parser.add_argument("--scene", metavar="NAME", help="the scene that --set changes, by default the first")
+        cls.add_runs(parser)
         parser.add_argument(
             "--axis", choices=["seconds", "steps"], default="seconds", help="what the timelines stand on (seconds)"
         )
@@ -253,7 +288,7 @@ class Compare(CommandSettings):
     def execute(self, arguments: Namespace) -> int:
         from app import compare_command
 
-        runs = compare_command.recorded_runs(arguments.files)
+        runs = self._runs(arguments)
         if arguments.json:
             compare_command.print_json(runs)
         elif arguments.csv:
@@ -261,6 +296,21 @@ class Compare(CommandSettings):
         else:
             compare_command.print_comparison(runs, arguments.axis)
         return 0
+
+    def _runs(self, arguments: Namespace) -> Sequence[CompletedRun]:
+        from app import compare_command
+        from app.preset_files import find, is_preset, load
+        from app.variants import variants
+
+        first, *others = arguments.compared
+        if not is_preset(first):
+            if arguments.set or arguments.scene:
+                raise PresetError(f"--set and --scene go with a preset; {first!r} is none.")
+            return compare_command.recorded_runs([expanded(name) for name in arguments.compared])
+        if others:
+            raise PresetError(f"{first} is a preset: compare its scenes, or one scene with --set, or recordings alone.")
+        preset, overrides = load(find(first)), self.parameter_flags(arguments)
+        return self.played(preset, variants(preset, arguments.scene, arguments.set, overrides), arguments.runs)
 
 
 class Export(Display):

@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, fields, replace
 from io import StringIO
 from itertools import groupby
@@ -25,7 +25,7 @@ from app.comparison.page import comparison
 from app.looks import ASCII_IN_PANELS
 from app.palette import BRIGHT, TEXT, Palette, terminal_palette
 from app.palette import use as use_palette
-from app.panels.panel import Part
+from app.panels.panel import Part, wrap_parts
 from app.recording import Recording
 from app.run import Run
 from app.text import printable
@@ -54,16 +54,35 @@ def recorded_runs(paths: Sequence[Path]) -> list[Run]:
 
 def print_comparison(runs: Sequence[Run], axis: AxisKind, intro: Sequence[Sequence[Part]] = ()) -> None:
     """Print it for people, as wide as the terminal; colours only on a terminal that has them and may show them."""
-    console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
-    has_colors = console.color_system is not None and not console.no_color
-    is_ascii = "utf" not in (sys.stdout.encoding or "").lower() or os.environ.get("TERM") == "linux"
-    use_palette(_palette(), textured=is_ascii or not has_colors)
-    width = max(LEAST_WIDTH, shutil.get_terminal_size((WIDTH, 0)).columns if sys.stdout.isatty() else WIDTH)
-    for line in (*intro, *([[]] if intro else []), *comparison(runs, width, axis)):
-        alike = ((look, "".join(text for text, _ in parts)) for look, parts in groupby(line, key=itemgetter(1)))
-        text = Text.assemble(*((ASCII_IN_PANELS.translate(t) if is_ascii else t, look) for look, t in alike))
-        text.rstrip()
-        console.print(text, soft_wrap=True)
+    if intro:
+        print_lines([*intro, []])
+    paper = _Paper()
+    paper.print(comparison(runs, paper.width, axis))
+
+
+def print_lines(lines: Sequence[Sequence[Part]]) -> None:
+    """Print lines that panels draw, wrapped to the width."""
+    paper = _Paper()
+    paper.print(wrapped for line in lines for wrapped in wrap_parts(line, paper.width, indent=2))
+
+
+class _Paper:
+    """Standard output, for lines as panels draw them."""
+
+    def __init__(self) -> None:
+        self._console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
+        has_colors = self._console.color_system is not None and not self._console.no_color
+        self._is_ascii = "utf" not in (sys.stdout.encoding or "").lower() or os.environ.get("TERM") == "linux"
+        use_palette(_palette(), textured=self._is_ascii or not has_colors)
+        columns = shutil.get_terminal_size((WIDTH, 0)).columns if sys.stdout.isatty() else WIDTH
+        self.width = max(LEAST_WIDTH, columns)
+
+    def print(self, lines: Iterable[Sequence[Part]]) -> None:
+        for line in lines:
+            alike = ((look, "".join(text for text, _ in parts)) for look, parts in groupby(line, key=itemgetter(1)))
+            text = Text.assemble(*((ASCII_IN_PANELS.translate(t) if self._is_ascii else t, look) for look, t in alike))
+            text.rstrip()
+            self._console.print(text, soft_wrap=True)
 
 
 def print_json(runs: Sequence[Run]) -> None:

@@ -3,105 +3,96 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from textwrap import fill
 from typing import Any
 
-from app.expectation import Verdict
-from app.headless import clear_report, report
-from app.metrics import Metric, amount
-from app.player import Part, parts, verdicts
+from app.compare_command import print_comparison, print_lines
+from app.expectation import ALONE
+from app.headless import COLUMNS, TABLE, clear_report, row
+from app.player import Part, verdicts
 from app.preset import Preset, changes
 from app.preset_files import PresetError, available, find, load
-from app.protocol import EngineOptions
+from app.results import results
 from app.run import Run
-from app.session import Start
-from app.stage import play_all
 from app.text import printable
 from app.words import value as shown
 from engine.trace import StepTrace
 
 WIDTH = 100
-SIGNS = {True: "✓", False: "✗", None: "?"}
-OF_SCENES = ("steps", "seconds", "preemptions", "recomputed", "ttft.max", "itl.max")
-"""What is said of every scene in a line."""
 
 
-def play(preset: Preset, options: EngineOptions, overrides: Mapping[str, Any], num_runs: int, start: Start) -> bool:
-    """Play a preset as fast as it goes and print what was said and what came of it; True if all expectations hold."""
-    ready = parts(preset, overrides)
-    print(f"{printable(preset.title)} ({printable(options.model)})\n")
-    runs = play_all(options, ready, num_runs, report, start, _say)
+def begin(preset: Preset, model: str, overrides: Mapping[str, Any]) -> None:
+    """Say what is going to be played."""
+    others = f", with {_listed(overrides)}" if overrides else ""
+    print(f"{printable(preset.title)} ({printable(model)}{others})")
+
+
+class Teller:
+    """Prints what is said when it is said; with `trace`, also a line for each step."""
+
+    def __init__(self, *, trace: bool) -> None:
+        self._trace = trace
+
+    def tell(self, part: Part, trace: StepTrace) -> None:
+        """A step of a scene."""
+        clear_report()
+        if trace.step == 0:
+            print(f"\n{part.name}")
+        if trace.note:
+            told = " ".join(printable(trace.note, newlines=True).split())
+            print(fill(told, WIDTH, initial_indent=f"  step {trace.step:<5,}", subsequent_indent=" " * 12), flush=True)
+        if self._trace:
+            if trace.step == 0:
+                print(TABLE.format(*COLUMNS))
+            print(row(trace), flush=True)
+
+
+def end(preset: Preset, parts: tuple[Part, ...], runs: Sequence[Run]) -> bool:
+    """Print what came of it; True if all expectations hold."""
     clear_report()
+    by_name = {run.name: run for run in runs}
+    told = verdicts(preset, parts, by_name)
+    lines = results(preset.moral, told, by_name)
+    compared = [run for run in runs if run.name != ALONE]
     print()
-    for run in runs.values():
-        print(_line(run))
-        for reason in run.refused:
-            print(f"  refused: {printable(reason)}")
-    told = verdicts(preset, ready, runs)
-    print()
-    for verdict in told:
-        print(verdict_line(verdict))
-    if overrides:
-        print(f"(with {', '.join(f'{name} {shown(value)}' for name, value in overrides.items())})")
-    print(f"\n{fill(printable(preset.moral.strip()), WIDTH)}")
+    if len(compared) > 1:
+        print_comparison(compared, "seconds" if preset.needs_text else "steps", lines)
+    else:
+        print_lines(lines)
     return all(verdict.passed for verdict in told)
-
-
-def _say(part: Part, trace: StepTrace) -> None:
-    """Narration, when it comes."""
-    clear_report()
-    if trace.step == 0:
-        print(part.name)
-    if trace.note:
-        told = " ".join(printable(trace.note, newlines=True).split())
-        print(fill(told, WIDTH, initial_indent=f"  step {trace.step:<5,}", subsequent_indent=" " * 12), flush=True)
-
-
-def _line(run: Run) -> str:
-    metrics = [Metric.parse(name) for name in OF_SCENES]
-    told = "  ".join(f"{metric.name} {amount(metric.of(run), metric.unit)}" for metric in metrics)
-    return f"{run.name:12} {told}"
-
-
-def verdict_line(verdict: Verdict) -> str:
-    """An expectation and what became of it, in a line."""
-    text = printable(verdict.text) or verdict.check
-    return f"{SIGNS[verdict.passed]} {text}  [{verdict.check}: {verdict.found}]"
 
 
 def list_presets() -> None:
     """Print all presets with their morals; one that cannot be read with the reason."""
-    width = max((len(name) for name in available()), default=0)
+    width = max((len(name) for name in available()), default=0) + 2
     for name, path in available().items():
         try:
             preset = load(path)
         except PresetError as error:
             print(f"nanoviz: {printable(str(error))}", file=sys.stderr)
             continue
-        print(f"{printable(name):{width}}  {printable(preset.title)}")
-        print(
-            fill(
-                printable(preset.moral.strip()),
-                WIDTH,
-                initial_indent=" " * (width + 2),
-                subsequent_indent=" " * (width + 2),
-            )
-        )
+        print(f"{printable(name):{width}}{printable(preset.title)}")
+        print(_wrapped(preset.moral, " " * width))
 
 
 def describe(name: str) -> None:
     """Print all that a preset says of itself."""
     path = find(name)
     preset = load(path)
-    print(f"{printable(preset.title)}\n{fill(printable(preset.moral.strip()), WIDTH)}\n")
-    needs = " (it needs real text)" if preset.needs_text else ""
+    print(f"{printable(preset.title)}\n{_wrapped(preset.moral)}\n")
+    needs = " (it needs a model that writes text)" if preset.needs_text else ""
     print(f"model: {printable(preset.model)}{needs}\nfile: {printable(str(path))}")
     print(f"parameters: {_listed(changes(preset.parameters)) or 'the usual ones'}")
     for index, scene in enumerate(preset.scene, 1):
         print(f"scene {index}: {scene.name}  {_listed(changes(scene.parameters))}".rstrip())
     for expect in preset.expect:
         print(f"expects: {printable(expect.check)}" + (f"  {printable(expect.text)}" if expect.text else ""))
+
+
+def _wrapped(text: str, indent: str = "") -> str:
+    one_line = " ".join(printable(text, newlines=True).split())
+    return fill(one_line, WIDTH, initial_indent=indent, subsequent_indent=indent)
 
 
 def _listed(parameters: Mapping[str, Any]) -> str:

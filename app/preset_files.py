@@ -55,6 +55,11 @@ def find(name: str) -> Path:
     raise PresetError(f"there is no preset {name!r}; there are: {', '.join(known)}, or the path of a .toml file.")
 
 
+def is_preset(name: str) -> bool:
+    """Whether this is meant to be a preset, and not some other file."""
+    return name.endswith(".toml") or name in available() or name.isdecimal() or not expanded(name).exists()
+
+
 def load(path: Path) -> Preset:
     """Read a preset. Raises PresetError."""
     try:

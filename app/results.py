@@ -33,9 +33,7 @@ def results(
 def verdict_line(verdict: Verdict) -> list[Part]:
     """An expectation and what became of it."""
     sign, color = SIGNS[verdict.passed]
-    line: list[Part] = [
-        (f"{sign} ", style(color, bold=True)),
-        (printable(verdict.text) or verdict.check, style(TEXT)),
-        (f"  {verdict.found}", style(BRIGHT)),
-    ]
-    return [*line, (f"  {verdict.check}", style(DIM))] if verdict.text else line
+    line: list[Part] = [(f"{sign} ", style(color, bold=True))]
+    if verdict.text:
+        line.append((f"{printable(verdict.text)} · ", style(TEXT)))
+    return [*line, (f"{verdict.check}: ", style(DIM)), (verdict.found, style(BRIGHT))]

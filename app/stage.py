@@ -26,7 +26,7 @@ def play_all(
     num_runs: int,
     report: Report,
     start: Start,
-    watch: Watch = lambda part, trace: None,
+    watch: Watch | None = None,
 ) -> dict[str, Run]:
     """Play each part `num_runs` times, in turns, so that whatever the machine does meanwhile is done to all of them.
 
@@ -38,7 +38,7 @@ def play_all(
         for turn in range(num_runs):
             for part in parts:
                 report(Progress(f"{part.name}: run {turn + 1} of {num_runs}" if num_runs > 1 else part.name))
-                run = _play(session, part, report, watch if turn == 0 else lambda part, trace: None)
+                run = _play(session, part, report, watch if turn == 0 else None)
                 if turn:
                     runs[part.name].repeats.append(run)
                 else:
@@ -48,7 +48,7 @@ def play_all(
     return runs
 
 
-def _play(session: Session, part: Part, report: Report, watch: Watch) -> Run:
+def _play(session: Session, part: Part, report: Report, watch: Watch | None) -> Run:
     run = Run(part.name)
     session.begin(part.config, part.cues, run)
     while not session.script_ended:
@@ -57,7 +57,7 @@ def _play(session: Session, part: Part, report: Report, watch: Watch) -> Run:
             match event:
                 case protocol.Loading(what, done, total):
                     report(Progress(what, done, total))
-                case protocol.Stepped(trace) if is_ours:
+                case protocol.Stepped(trace) if is_ours and watch:
                     watch(part, trace)
                 case protocol.PaceSet(paused=True):
                     session.set_paused(False)  # a pause is for those who watch
