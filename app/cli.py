@@ -6,7 +6,8 @@ import os
 import sys
 from argparse import ArgumentParser, Namespace
 from argparse import RawDescriptionHelpFormatter as RawDescription
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from functools import partial
 from importlib.metadata import version
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import Field, ValidationError
 from pydantic_settings import CliSettingsSource, SettingsError
 
-from app.export import FORMATS, ExportError, Material, base_name, files, material, text_file, write_all
+from app.export import FORMATS, ExportError, Material, files, material, text_file, write_all
 from app.headless import clear_report, report
 from app.history import MAX_STEPS
 from app.preset_files import PresetError
@@ -125,14 +126,21 @@ class OnPresets(Settings):
         )
 
     def played(
-        self, preset: Preset, parts: Sequence[Part], num_runs: int, watch: Watcher | None = None
+        self,
+        preset: Preset,
+        parts: Sequence[Part],
+        num_runs: int = 1,
+        watch: Watcher | None = None,
+        record: Path | None = None,
     ) -> list[CompletedRun]:
         """Play these scenes of a preset without a screen, as fast as it goes."""
-        from app.engine_process import EngineProcess
         from app.stage import play_all
 
         options = self.options(self.model_for(preset), parts[0].config)
-        return list(play_all(options, parts, num_runs, report, EngineProcess, watch).values())
+        with started(record) as start:
+            runs = play_all(options, parts, num_runs, report, start, watch)
+        clear_report()
+        return list(runs.values())
 
 
 class Watch(Display, OnPresets):
@@ -149,7 +157,10 @@ class Watch(Display, OnPresets):
     @classmethod
     def add_arguments(cls, parser: ArgumentParser) -> None:
         parser.add_argument(
-            "--record", type=expanded, metavar="FILE", help="write all steps to a new file, to be replayed"
+            "--record",
+            type=expanded,
+            metavar="FILE",
+            help="write all steps to a new file, to be replayed; each further run to FILE-2 and so on",
         )
         cls.add_preset(parser)
 
@@ -158,8 +169,6 @@ class Watch(Display, OnPresets):
         parser.add_argument("--preset", metavar="NAME", help="play this demo; `nanoviz presets` lists them")
 
     def execute(self, arguments: Namespace) -> int:
-        from app.engine_process import EngineProcess
-
         if arguments.preset is None:
             config = self.engine_config()
             config.validate()
@@ -170,16 +179,27 @@ class Watch(Display, OnPresets):
             preset, overrides = load(find(arguments.preset)), self.parameter_flags(arguments)
             config = preset.config(preset.scene[0], overrides)
             show = partial(self.show, self.options(self.model_for(preset), config), preset=preset, overrides=overrides)
-        if arguments.record is None:
-            return show(EngineProcess)
-        from app.recorded_engine import RecordedEngine
-        from app.recording import Recorder
+        with started(arguments.record) as start:
+            return show(start)
 
-        recorder = Recorder(arguments.record)
-        try:
-            return show(partial(RecordedEngine, recorder=recorder))
-        finally:
-            recorder.close()
+
+@contextmanager
+def started(record: Path | None) -> Iterator[Start]:
+    """What starts an engine; its runs go into the file `record` and others of this name, if somebody wants that."""
+    if record is None:
+        from app.engine_process import EngineProcess
+
+        yield EngineProcess
+        return
+    from app.recorded_engine import RecordedEngine, Recordings
+
+    recordings = Recordings(record)
+    try:
+        yield partial(RecordedEngine, recordings=recordings)
+    finally:
+        recordings.close()
+        for path in recordings.written:
+            print(f"Wrote {printable(str(path))}")
 
 
 class Play(Watch):
@@ -208,7 +228,7 @@ class Play(Watch):
         scenes = parts(preset, overrides)
         play_command.begin(preset, self.model_for(preset), overrides)
         teller = play_command.Teller(trace=arguments.trace)
-        runs = self.played(preset, scenes, arguments.runs, teller.tell)
+        runs = self.played(preset, scenes, arguments.runs, teller.tell, arguments.record)
         return 0 if play_command.end(preset, scenes, runs) else 1
 
 
@@ -313,16 +333,19 @@ class Compare(OnPresets):
         return self.played(preset, variants(preset, arguments.scene, arguments.set, overrides), arguments.runs)
 
 
-class Export(Display):
-    """Turn a recording that `nanoviz --record FILE` has made into files for other programs; no model is needed.
+class Export(Display, OnPresets):
+    """Turn a run into files for other programs.
 
-    They go into the current folder under the recording's name, or to what --to names, and never over a file. Of a
-    damaged recording what stands before the damage is exported. The settings of the dashboard hold for svg.
+    RUN is a recording that `nanoviz --record FILE` has made, for which no model is needed, or a preset, of which a
+    scene is played for it. Files go into the current folder under the run's name, or to what --to names, and never
+    over a file. Of a damaged recording what stands before the damage is exported. The settings of the dashboard hold
+    for svg.
     """
 
     @classmethod
     def add_arguments(cls, parser: ArgumentParser) -> None:
-        parser.add_argument("file", type=expanded, metavar="FILE", help="the recording")
+        parser.add_argument("run", metavar="RUN", help="a recording, or a preset")
+        parser.add_argument("--scene", metavar="NAME", help="of a preset, the scene to play, by default the first")
         parser.add_argument(
             "--as",
             dest="format",
@@ -342,10 +365,10 @@ class Export(Display):
     def execute(self, arguments: Namespace) -> int:
         if arguments.format != "svg" and (arguments.step is not None or arguments.size is not None):
             raise ExportError("--step and --size go with --as svg.")
-        source = material(arguments.file)
+        source = self._source(arguments)
         if source.damage:
             print(f"nanoviz: {printable(source.damage)}; what stands before is exported.", file=sys.stderr)
-        target = arguments.to or Path(base_name(arguments.file) + FORMATS[arguments.format].ending)
+        target = arguments.to or Path(source.name + FORMATS[arguments.format].ending)
         if arguments.format == "svg":
             wanted = {target: text_file(self._picture(source, arguments))}
         else:
@@ -354,6 +377,23 @@ class Export(Display):
         for path in wanted:
             print(f"Wrote {printable(str(path))}")
         return 0
+
+    def _source(self, arguments: Namespace) -> Material:
+        from app.preset_files import find, is_preset, load, name_of
+        from app.stage import perform
+        from app.variants import variants
+
+        if not is_preset(arguments.run):
+            if arguments.scene:
+                raise PresetError(f"--scene goes with a preset; {arguments.run!r} is none.")
+            return material(expanded(arguments.run))
+        path = find(arguments.run)
+        preset = load(path)
+        part = variants(preset, arguments.scene, (), self.parameter_flags(arguments))[0]
+        with started(None) as start:
+            engine, traces = perform(self.options(self.model_for(preset), part.config), part, report, start)
+        clear_report()
+        return Material(f"{name_of(path)}-{part.name}", traces, engine)
 
     def _picture(self, source: Material, arguments: Namespace) -> str:
         from app.keys import rebound

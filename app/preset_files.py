@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Sequence
 from importlib.resources import files
@@ -28,7 +29,12 @@ class PresetError(ValueError):
 def shipped() -> dict[str, Path]:
     """The presets that come with nanoviz, by name: the file's, without its number."""
     folder = Path(str(files("presets")))
-    return {path.stem[3:]: path for path in sorted(folder.glob(SHIPPED))}
+    return {name_of(path): path for path in sorted(folder.glob(SHIPPED))}
+
+
+def name_of(path: Path) -> str:
+    """What the preset in a file is called."""
+    return re.sub(r"^\d\d-", "", path.stem)
 
 
 def own_folder() -> Path:
@@ -38,7 +44,7 @@ def own_folder() -> Path:
 
 def available() -> dict[str, Path]:
     """All presets by name. A person's own goes before one of nanoviz with the same name."""
-    own = {path.stem: path for path in sorted(own_folder().glob("*.toml"))}
+    own = {name_of(path): path for path in sorted(own_folder().glob("*.toml"))}
     return {**shipped(), **own}
 
 

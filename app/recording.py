@@ -69,7 +69,7 @@ class Recorder:
         """Write the header; steps follow. What comes from a recording keeps its date."""
         self.has_begun = True
         recorded = engine.recorded or datetime.now(UTC).isoformat(timespec="seconds")
-        engine = replace(engine, recorded="")
+        engine = replace(engine, recorded="", run=0)
         self._write_line(msgspec.json.encode(Header(FORMAT, TRACE_VERSION, version("nanoviz"), recorded, engine)))
 
     def write(self, trace: StepTrace) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
+from msgspec.structs import replace
+
 from app import protocol
 from app.player import Part
-from app.protocol import EngineOptions
+from app.protocol import EngineOptions, Ready
 from app.run import Run
 from app.session import Session, Start
 from engine.progress import ModelError, Progress, Report
@@ -46,6 +48,18 @@ def play_all(
     finally:
         session.close()
     return runs
+
+
+def perform(options: EngineOptions, part: Part, report: Report, start: Start) -> tuple[Ready, list[StepTrace]]:
+    """Play one part; returns what ran it, and all its steps. Raises what `play_all` does."""
+    session = Session(options, start, HISTORY_STEPS)
+    traces: list[StepTrace] = []
+    try:
+        _play(session, part, report, lambda _, trace: traces.append(trace))
+    finally:
+        session.close()
+    assert session.ready is not None
+    return replace(session.ready, run=0), traces
 
 
 def _play(session: Session, part: Part, report: Report, watch: Watch | None) -> Run:

@@ -10,6 +10,7 @@ from rich.style import Style
 from app.comparison.axis import EPSILON, Axis, AxisKind, Extent, extents
 from app.palette import (
     BACKGROUND,
+    CACHED,
     DECODE,
     DIM,
     FAINT,
@@ -26,7 +27,7 @@ from app.palette import (
     style,
 )
 from app.panels.axis import scale
-from app.panels.budget import PREEMPTED_MARK, stacked, textured, whole
+from app.panels.budget import EIGHTHS, PREEMPTED_MARK, stacked, textured, whole
 from app.panels.life import KINDS, PAINTED
 from app.panels.panel import Part, heading
 from app.run import RequestRow, Run, StepRow
@@ -44,6 +45,7 @@ FIRST_TOKEN_MARK = "▸"
 LONG_STEP, LONG_STEP_MARK = 2.0, "─"
 """From so many cells on, a decode is a line that its token ends, so that the time between two tokens can be seen."""
 TICK = "┴"
+SHARES_AS_TENTHS = "0123456789X"
 
 
 def timelines(runs: Sequence[Run], width: int, kind: AxisKind) -> list[list[Part]]:
@@ -130,7 +132,24 @@ def _strip(run: Run, axis: Axis, when: Sequence[Extent], gutter: int) -> list[li
         label = scale(row_number, STRIP_ROWS, top, lambda tokens: short(round(tokens)))
         left = fit(title if row_number == 0 else "", gutter - len(label)) + label
         lines.append([(left, style(DIM)), *(column[STRIP_ROWS - 1 - row_number] for column in columns)])
+    shares = [("KV pool", [row.used_blocks / row.usable_blocks for row in run.steps])]
+    if any(row.new_token_ratio is not None for row in run.steps):
+        shares.append(("ratio", [row.new_token_ratio or 0.0 for row in run.steps]))
+    lines += [_shares(name, values, axis, when, gutter) for name, values in shares]
     return [*lines, [(" " * gutter, style()), *rule]]
+
+
+def _shares(name: str, values: Sequence[float], axis: Axis, when: Sequence[Extent], gutter: int) -> list[Part]:
+    """Values from 0 to 1 as heights in a line, or as tenths where there are no colours; the highest of each cell."""
+    highest = [-1.0] * axis.width
+    for value, extent in zip(values, when, strict=True):
+        for cell in axis.cells(extent):
+            highest[cell] = max(highest[cell], value)
+    signs = SHARES_AS_TENTHS if is_textured() else EIGHTHS
+    line = "".join(
+        " " if value < 0 else signs[min(len(signs) - 1, round(value * (len(signs) - 1)))] for value in highest
+    )
+    return [(fit(name, gutter - 3) + "1 ┤", style(DIM)), (line, style(CACHED))]
 
 
 @cached
