@@ -20,7 +20,10 @@ Fact = Literal["a step", "a request", "a preemption", "in the present", "in the 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """`short` stands in the footer; without it the command is not there."""
+    """`short` stands in the footer; without it the command is not there.
+
+    Of several that differ in a number, only the first has a `help`.
+    """
 
     name: str
     """What the settings file calls it."""
@@ -107,7 +110,7 @@ COMMANDS = (
             f"scene_{number}",
             str(number),
             f"Scene {number}",
-            "Play that scene of the preset from its start." if number == 1 else "",
+            "Play the first scene of the preset from its start; 2 to 9 the others." if number == 1 else "",
             call=f"scene({number})",
         )
         for number in range(1, MAX_SCENES + 1)
@@ -218,9 +221,9 @@ COMMANDS = (
 )
 
 FOOTER = (
-    *("restart", "short", "long", "burst", "previous_preemption", "next_preemption", "live", "step_back"),
+    *("restart", "short", "long", "burst", "presets", "previous_preemption", "next_preemption", "live", "step_back"),
     *("step_forward", "why", "pause", "help", "parameters", "events", "quit", "detail", "abort", "prompt"),
-    *("step", "faster", "presets"),
+    *("step", "faster"),
 )
 """The commands of the footer, by name, what is of most use first: what does not fit is left out."""
 

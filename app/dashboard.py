@@ -18,24 +18,21 @@ from textual.screen import Screen
 from app import protocol
 from app.commands import COMMANDS, LEAVE, Command, displayed, shown_keys
 from app.cursor import Cursor
+from app.demo import Demo
 from app.engine_process import EngineProcess
-from app.expectation import ALONE
 from app.export import ExportError, save_here
 from app.history import MAX_STEPS
 from app.inject import URGENT_PRIORITY, Draft, Kind
 from app.looks import DARK
 from app.pacing import FRAMES_PER_SECOND
 from app.panels.axis import GoTo
-from app.panels.narration import Programme
 from app.panels.panel import Panel
 from app.panels.requests import RequestsPanel
 from app.parameters import SPEED, Changes, Value, check, next_speed, parse, turned
-from app.player import PAUSE, Player
+from app.player import PAUSE
 from app.preset import Preset
 from app.protocol import EngineOptions, Event
 from app.replay import NO_ENGINE
-from app.results import results
-from app.run import Run
 from app.screens.compare import CompareScreen
 from app.screens.events import EventsScreen
 from app.screens.help import HelpScreen
@@ -100,10 +97,7 @@ class Dashboard(ThemedApp[int]):
         """Something has come that is not shown yet."""
         self._was_brief = False
         """The last note only confirmed a key."""
-        self.player: Player | None = None
-        """What plays a preset, from the first one on."""
-        self.finished_runs: list[Run] = []
-        """Runs that can be compared: the scenes of the last preset, and what was played once more."""
+        self.demo = Demo(self.session)
 
     def get_default_screen(self) -> Screen[None]:
         return MainScreen(self.commands, self.keys, id="_default")
@@ -135,7 +129,7 @@ class Dashboard(ThemedApp[int]):
         for event in events:
             self._announce(event)
             self.session.take(event)
-        self._note_end_of_script()
+        self._note_end_of_run()
         has_sent = self.session.send_load(time.monotonic())
         self._is_behind = self._is_behind or bool(events) or has_sent
         if self._is_behind and not self.is_held:
@@ -157,7 +151,7 @@ class Dashboard(ThemedApp[int]):
         rows = main.rows(self.session, self.cursor)
         self.selection.settle(rows, is_past=self.cursor.step is not None, is_looked_at=detail is not None)
         slow = self.pace.slow if self.pace else None
-        main.show(self.session, self.cursor, self.selection, self._programme, slow=slow)
+        main.show(self.session, self.cursor, self.selection, self.demo.programme(self.keys), slow=slow)
         if detail:
             detail.leave_free(1 + main.num_banner_lines + main.num_narration_lines)
             detail.show(self.session, self.cursor, self.selection)
@@ -345,62 +339,36 @@ class Dashboard(ThemedApp[int]):
     # Presets, and runs that are played once more.
 
     def play(self, preset: Preset, overrides: Mapping[str, Any] | None = None) -> None:
-        """Play a preset from its first scene on. Raises ConfigError if the engine could not take the parameters."""
-        self.player = Player(self.session, preset, overrides)
-        self.finished_runs = []
-        self._play_scene(0)
-
-    def _play_scene(self, index: int) -> None:
-        assert self.player is not None
-        self.player.play(index)
-        is_alone = self.player.part.name == ALONE  # that one is for comparison: nobody has to follow it
-        self.session.set_speed(0.0 if is_alone else self.player.preset.speed)
+        """Play a preset. Raises ConfigError if the engine could not take its parameters."""
+        self.demo.play(preset, overrides)
         self._watch_from_the_start()
 
     def _watch_from_the_start(self) -> None:
         """Another run has begun."""
-        if self.session.paused:
-            self.session.set_paused(False)
         self.cursor = Cursor(self.session.history)
         self.selection = Selection()
         if self.is_running:
             self._ticker.resume()
             self.redraw()
 
-    def _note_end_of_script(self) -> None:
-        """Keep what came of a scene that is over, and see to it that the next one begins in a while."""
-        run, player = self.session.run, self.player
-        if run is None or not self.session.script_ended or run in self.finished_runs:
+    def _note_end_of_run(self) -> None:
+        """After a scene comes the next one, in a while; after the last one, what came of it."""
+        run = self.demo.note_end()
+        if run is None:
             return
-        names = [finished.name for finished in self.finished_runs]
-        place = names.index(run.name) if run.name in names else len(names)
-        self.finished_runs[place : place + 1] = [run]
-        if player is None or not player.look():
-            self._say(f"{run.name} has come to its end; {self.keys['compare']} compares.")
-        elif player.is_last:
+        if self.demo.is_between_scenes:
+            self.set_timer(PAUSE, self._play_next_scene)
+        elif self.demo.player:
             self.call_later(self.action_compare)
         else:
-            self.set_timer(PAUSE, self._play_next_scene)
+            self._say(f"{run.name} has come to its end; {self.keys['compare']} compares.")
 
     def _play_next_scene(self) -> None:
         """Unless somebody still looks at the last one."""
-        player = self.player
         is_watched = self.session.paused or not self.cursor.is_live or len(self.screen_stack) > 1
-        if player and player.is_over and not player.is_last and not is_watched:
-            self._play_scene(player.index + 1)
-
-    @property
-    def _programme(self) -> Programme | None:
-        player = self.player
-        if player is None:
-            return None
-        hint = ""
-        if player.is_over:
-            next_one = f"over · {self.keys['pause']} plays the next"
-            hint = f"done · {self.keys['compare']} shows what came of it" if player.is_last else next_one
-        elif self.session.paused:
-            hint = f"{self.keys['pause']} goes on"
-        return Programme(player.preset.title, tuple(part.name for part in player.parts), player.index, hint)
+        if self.demo.is_between_scenes and not is_watched:
+            self.demo.play_next_scene()
+            self._watch_from_the_start()
 
     async def action_presets(self) -> None:
         if not self._has_ended() and not self._is_recording():
@@ -417,32 +385,28 @@ class Dashboard(ThemedApp[int]):
 
     def action_scene(self, number: int) -> None:
         """Play scene `number`, from 1, from its start."""
-        if self.player is None:
+        player = self.demo.player
+        if player is None:
             self._say(f"No preset is played; {self.keys['presets']} lists them.")
-        elif number > len(self.player.parts):
-            self._say(f"There are {len(self.player.parts)} scenes.")
+        elif number > len(player.parts):
+            self._say(f"There are {len(player.parts)} scenes.")
         elif not self._has_ended():
-            self._play_scene(number - 1)
+            self.demo.play_scene(number - 1)
+            self._watch_from_the_start()
 
     def action_once_more(self) -> None:
-        """The same requests at the same steps, under the parameters of now; both runs can then be compared."""
         if self._has_ended() or self._is_recording():
             return
-        session = self.session
         try:
-            cues = session.as_script()
+            self.demo.play_once_more()
         except ValueError as error:
             self._say(f"It cannot be played once more: {error}.", "warning")
-            return
-        if not cues:
-            self._say("There is nothing to play once more: nobody was served yet.")
-            return
-        if session.run is None:
-            self.finished_runs.append(Run("run 1", session.history.traces()))
-        self.player = None
-        run = Run(f"run {len(self.finished_runs) + 1}")
-        session.begin(session.parameters.expected, cues, run)
-        self._watch_from_the_start()
+        else:
+            self._watch_from_the_start()
+
+    async def action_compare(self) -> None:
+        compared = self.demo.comparison()
+        await self._open(CompareScreen(compared.runs, compared.intro, compared.title, compared.axis))
 
     # The selected request.
 
@@ -493,8 +457,9 @@ class Dashboard(ThemedApp[int]):
         if self._has_ended():
             return
         self.cursor.live()
-        if self.player and self.player.is_over and not self.player.is_last:
-            self._play_scene(self.player.index + 1)
+        if self.demo.is_between_scenes:
+            self.demo.play_next_scene()
+            self._watch_from_the_start()
             return
         self.session.set_paused(not self.session.paused)
         self.redraw()
@@ -564,14 +529,6 @@ class Dashboard(ThemedApp[int]):
             self.session.set_paused(True)
         await self._open(WhyScreen(self.keys))
 
-    async def action_compare(self) -> None:
-        if self.player and self.player.runs:
-            player = self.player
-            told = results(player.preset.moral, player.verdicts(), player.runs, player.touched)
-            await self._open(CompareScreen(self.finished_runs, told, player.preset.title))
-        else:
-            await self._open(CompareScreen(self.finished_runs))
-
     # The engine and its parameters.
 
     def action_restart(self) -> None:
@@ -579,8 +536,8 @@ class Dashboard(ThemedApp[int]):
             self._say(f"The engine is alive; {self.keys['restart']} starts one that has ended.")
             return
         self.session.restart()
-        if self.player:
-            self._play_scene(self.player.index)
+        if self.demo.player:
+            self.demo.play_scene(self.demo.player.index)
         self.cursor = Cursor(self.session.history)
         self.selection = Selection()
         self._ticker.resume()  # it waits for news of the engine that has ended

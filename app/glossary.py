@@ -227,6 +227,11 @@ PANELS = {
         "preemptions so far; how full the KV cache is. In the past it says how many steps back.",
     ),
     "banner": Entry("Banner", "What the model still needs until it can run, or why the engine has ended."),
+    "narration": Entry(
+        "Narration",
+        "While a preset is played, its title, its scenes with the digits that play them from their start, and what is "
+        "to be watched now. What is said stands in the steps: it is there again when one goes back, and in recordings.",
+    ),
     "budget": Entry(
         "Token budget",
         "A column is a step, the newest at the right; its height is the tokens computed in it, the dotted line the "

@@ -63,7 +63,8 @@ def find(name: str) -> Path:
 
 def is_preset(name: str) -> bool:
     """Whether this is meant to be a preset, and not some other file."""
-    return name.endswith(".toml") or name in available() or name.isdecimal() or not expanded(name).exists()
+    is_file = expanded(name).exists() or Path(name).name != name or "." in name
+    return name.endswith(".toml") or name in available() or name.isdecimal() or not is_file
 
 
 def load(path: Path) -> Preset:

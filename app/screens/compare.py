@@ -32,12 +32,12 @@ class ComparePanel(Panel):
     DEFAULT_CSS = "ComparePanel { height: auto; }"
     can_focus = False
 
-    def __init__(self, runs: Sequence[Run], intro: Sequence[Sequence[Part]] = ()) -> None:
+    def __init__(self, runs: Sequence[Run], intro: Sequence[Sequence[Part]], axis: AxisKind) -> None:
         super().__init__(id="compare-text")
         self._runs = tuple(runs)
         self._intro = intro
+        self._axis = axis
         self._hidden_runs: frozenset[int] = frozenset()
-        self._axis: AxisKind = "seconds"
         self._drawn: list[list[Part]] = []
         self._drawn_for: object = None
 
@@ -107,7 +107,10 @@ class ComparePanel(Panel):
 
 
 class CompareScreen(ModalScreen[None]):
-    """Shows these runs, as they are when it opens; over them `intro`, lines that are wrapped to the width."""
+    """Shows these runs, as they are when it opens; over them `intro`, lines that are wrapped to the width.
+
+    The timelines stand on `axis` until somebody wants the other one.
+    """
 
     BINDINGS: ClassVar[list[BindingType]] = [
         ("escape", "dismiss", "Close"),
@@ -123,9 +126,15 @@ class CompareScreen(ModalScreen[None]):
     ]
     AUTO_FOCUS = ""
 
-    def __init__(self, runs: Sequence[Run], intro: Sequence[Sequence[Part]] = (), title: str = "Compare") -> None:
+    def __init__(
+        self,
+        runs: Sequence[Run],
+        intro: Sequence[Sequence[Part]] = (),
+        title: str = "Compare",
+        axis: AxisKind = "seconds",
+    ) -> None:
         super().__init__()
-        self._panel = ComparePanel(runs, intro)
+        self._panel = ComparePanel(runs, intro, axis)
         self._heading = title
         self._has_runs = bool(runs)
 

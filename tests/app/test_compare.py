@@ -326,7 +326,7 @@ def test_signs_tell_the_kinds_apart_where_there_are_no_colors() -> None:
 
 
 async def opened(stand: Stand, *runs: Run) -> None:
-    stand.app.finished_runs = list(runs)
+    stand.app.demo.finished_runs = list(runs)
     await stand.press("c")
     assert isinstance(stand.app.screen, CompareScreen)
 

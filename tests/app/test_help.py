@@ -139,7 +139,7 @@ async def test_all_of_it_can_be_read(size: tuple[int, int]) -> None:
 
 async def test_every_command_and_its_keys_are_there() -> None:
     rows = list(HelpScreen().rows("Keys"))
-    for command in COMMANDS:
+    for command in (command for command in COMMANDS if command.help):  # of the nine scenes the first is told
         (row,) = [row for row in rows if row.text == command.help]
         assert command.key_display in row.name.split()
     assert {"j", "↓"} <= set(next(row for row in rows if "below" in row.text).name.split())

@@ -63,7 +63,7 @@ def name_of(state: str, size: Size) -> str:
 async def test_screen(state: str, size: Size) -> None:
     how = STATES[state]
     async with dashboard(size, *how.events, **how.options) as stand:
-        stand.app.finished_runs.extend(how.finished_runs)
+        stand.app.demo.finished_runs.extend(how.finished_runs)
         for key in how.keys:
             await stand.press(key)
         screen = [line.rstrip() for line in stand.lines()]

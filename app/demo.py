@@ -1,0 +1,129 @@
+"""Demo: what is played on the dashboard's session, presets and runs once more, and the runs that came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from app.comparison.axis import AxisKind
+from app.expectation import ALONE
+from app.palette import DIM, style
+from app.panels.narration import Programme
+from app.panels.panel import Part
+from app.player import Player
+from app.preset import Preset
+from app.results import results
+from app.run import Run
+from app.session import Session
+
+HELD_BACK = (
+    "The engine was held to {:g} steps a second, for its steps to be followed, and so are all times; "
+    "`nanoviz play NAME --headless` goes as fast as it can."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What is compared, with the lines that stand above it."""
+
+    runs: Sequence[Run]
+    intro: Sequence[Sequence[Part]] = ()
+    title: str = "Compare"
+    axis: AxisKind = "seconds"
+
+
+class Demo:
+    """At most one preset at a time, or none."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.player: Player | None = None
+        """What plays a preset, from the first one on."""
+        self.finished_runs: list[Run] = []
+        """What can be compared: the scenes of the last preset, and what was played once more."""
+
+    def play(self, preset: Preset, overrides: Mapping[str, Any] | None = None) -> None:
+        """Play a preset from its first scene on. Raises ConfigError if the engine could not take the parameters."""
+        self.player = Player(self._session, preset, overrides)
+        self.finished_runs = []
+        self.play_scene(0)
+
+    def play_scene(self, index: int) -> None:
+        """Play a scene of the preset from its start."""
+        assert self.player is not None
+        self.player.play(index)
+        is_alone = self.player.part.name == ALONE  # that one is for comparison: nobody has to follow it
+        self._set_pace(0.0 if is_alone else self.player.preset.speed)
+
+    def play_next_scene(self) -> None:
+        """If the last one is over and there is another."""
+        if self.player and self.is_between_scenes:
+            self.play_scene(self.player.index + 1)
+
+    @property
+    def is_between_scenes(self) -> bool:
+        """A scene is over, and it was not the last."""
+        return self.player is not None and self.player.is_over and not self.player.is_last
+
+    def play_once_more(self) -> None:
+        """The same requests at the same steps, under the parameters of now; both runs can then be compared.
+
+        Raises ValueError, with the reason, if that cannot be.
+        """
+        session = self._session
+        cues = session.as_script()
+        if not cues:
+            raise ValueError("nobody was served yet")
+        if session.run is None:
+            self._finish(Run("run 1", session.history.traces()))
+        self.player = None
+        session.begin(session.parameters.expected, cues, Run(f"run {len(self.finished_runs) + 1}"))
+        self._set_pace(session.speed)
+
+    def _set_pace(self, steps_per_second: float) -> None:
+        if self._session.paused:
+            self._session.set_paused(False)
+        if self._session.speed != steps_per_second:
+            self._session.set_speed(steps_per_second)
+
+    def note_end(self) -> Run | None:
+        """The run that has come to its end since the last look."""
+        run = self._session.run
+        if run is None or not self._session.script_ended:
+            return None
+        is_new = self.player.look() if self.player else run not in self.finished_runs
+        if is_new and run.name != ALONE:
+            self._finish(run)
+        return run if is_new else None
+
+    def _finish(self, run: Run) -> None:
+        """Keep it, in the place of one with the same name."""
+        names = [finished.name for finished in self.finished_runs]
+        place = names.index(run.name) if run.name in names else len(names)
+        self.finished_runs[place : place + 1] = [run]
+
+    def programme(self, keys: Mapping[str, str]) -> Programme | None:
+        """Where the preset is; `keys` are what the screen calls the keys of the commands."""
+        player = self.player
+        if player is None:
+            return None
+        hint = ""
+        if self.is_between_scenes:
+            hint = f"over · {keys['pause']} plays the next"
+        elif player.is_over:
+            hint = f"done · {keys['compare']} shows what came of it"
+        elif self._session.paused:
+            hint = f"{keys['pause']} goes on"
+        return Programme(player.preset.title, tuple(part.name for part in player.parts), player.index, hint)
+
+    def comparison(self) -> Comparison:
+        """The finished runs, and of a preset what came of it."""
+        player = self.player
+        if player is None or not player.runs:
+            return Comparison(self.finished_runs)
+        preset = player.preset
+        intro = results(preset.moral, player.verdicts(), player.runs, player.touched)
+        if preset.speed:
+            intro += [[], [(HELD_BACK.format(preset.speed), style(DIM))]]
+        return Comparison(self.finished_runs, intro, preset.title, "steps" if preset.speed else "seconds")
