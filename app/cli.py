@@ -238,11 +238,14 @@ class Presets(CommandSettings):
     @classmethod
     def add_arguments(cls, parser: ArgumentParser) -> None:
         parser.add_argument("preset", nargs="?", metavar="NAME", help="the preset to tell about")
+        parser.add_argument("--metrics", action="store_true", help="list what expectations can speak of")
 
     def execute(self, arguments: Namespace) -> int:
         from app import play_command
 
-        if arguments.preset is None:
+        if arguments.metrics:
+            play_command.list_metrics()
+        elif arguments.preset is None:
             play_command.list_presets()
         else:
             play_command.describe(arguments.preset)

@@ -25,8 +25,9 @@ from app.comparison.page import comparison
 from app.looks import ASCII_IN_PANELS
 from app.palette import BRIGHT, TEXT, Palette, terminal_palette
 from app.palette import use as use_palette
-from app.panels.panel import Part, wrap_parts
+from app.panels.panel import Part
 from app.recording import Recording
+from app.results import wrap_intro
 from app.run import Run
 from app.text import printable
 from engine.config import EngineConfig
@@ -63,7 +64,7 @@ def print_comparison(runs: Sequence[Run], axis: AxisKind, intro: Sequence[Sequen
 def print_lines(lines: Sequence[Sequence[Part]]) -> None:
     """Print lines that panels draw, wrapped to the width."""
     paper = _Paper()
-    paper.print(wrapped for line in lines for wrapped in wrap_parts(line, paper.width, indent=2))
+    paper.print(wrapped for line in lines for wrapped in wrap_intro(line, paper.width))
 
 
 class _Paper:

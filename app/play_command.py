@@ -10,6 +10,7 @@ from typing import Any
 from app.compare_command import print_comparison, print_lines
 from app.expectation import ALONE
 from app.headless import COLUMNS, TABLE, clear_report, row
+from app.metrics import SPREADS, STATISTICS, TOTALS
 from app.player import Part, verdicts
 from app.preset import Preset, changes
 from app.preset_files import PresetError, available, find, load
@@ -88,6 +89,17 @@ def describe(name: str) -> None:
         print(f"scene {index}: {scene.name}  {_listed(changes(scene.parameters))}".rstrip())
     for expect in preset.expect:
         print(f"expects: {printable(expect.check)}" + (f"  {printable(expect.text)}" if expect.text else ""))
+
+
+def list_metrics() -> None:
+    """Print all metrics, as expectations name them."""
+    width = max(map(len, (*TOTALS, *SPREADS)))
+    print("One number of a run:")
+    for name, total in TOTALS.items():
+        print(f"  {name:{width}}  {total.help}")
+    print(f"\nOf each request or token; add .{{{','.join(STATISTICS)}}}, before it a label if only those are meant:")
+    for name, spread in SPREADS.items():
+        print(f"  {name:{width}}  {spread.help}")
 
 
 def _wrapped(text: str, indent: str = "") -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 
 from app.expectation import Verdict
 from app.palette import BRIGHT, DECODE, DIM, PREEMPTED, TEXT, WAITING, style
-from app.panels.panel import Part
+from app.panels.panel import Part, wrap_parts
 from app.run import Run
 from app.text import printable
 
@@ -28,6 +28,11 @@ def results(
     for name, run in runs.items():
         lines += [[(f"{name} refused: {printable(reason)}", style(WAITING))] for reason in run.refused]
     return lines
+
+
+def wrap_intro(line: Sequence[Part], width: int) -> list[list[Part]]:
+    """One of these lines in the width; behind a sign the lines that follow are indented."""
+    return wrap_parts(line, width, indent=2 if len(line) > 1 else 0)
 
 
 def verdict_line(verdict: Verdict) -> list[Part]:

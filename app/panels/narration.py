@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rich.cells import cell_len
 
 from app.palette import BACKGROUND, BRIGHT, DECODE, DIM, TEXT, WAITING, style
 from app.panels.panel import Panel, Part, wrap_parts
-from app.text import printable
+from app.text import printable, shortened
 
 MAX_LINES = 3
 """Of what is said."""
@@ -47,17 +48,23 @@ class Narration(Panel):
 
 
 def _title(programme: Programme, width: int) -> list[Part]:
-    """The title at the left, the scenes with their digits at the right: all of them if they fit."""
+    """The title at the left, the scenes with their digits at the right, all of them if they fit; what is too much goes:
+    the other scenes, the hint, the end of the title."""
     title = printable(programme.title)
     hint = f"  {programme.hint}" if programme.hint else ""
     scenes: list[Part] = []
     for number, name in enumerate(programme.scenes, 1):
         is_here = number == programme.index + 1
         scenes.append((f" {number} {name} ", style(BACKGROUND, TEXT, bold=True) if is_here else style(DIM)))
-    room = width - cell_len(title) - cell_len(hint) - 1
-    if sum(cell_len(text) for text, _ in scenes) > room:
-        count = f" {programme.index + 1} of {len(scenes)} "
-        scenes = [(count, style(DIM)), scenes[programme.index]]
-    used = cell_len(title) + cell_len(hint) + sum(cell_len(text) for text, _ in scenes)
-    gap = " " * max(1, width - used)
+    if _cells(scenes) + cell_len(title) + cell_len(hint) >= width:
+        scenes = [(f"{programme.index + 1} of {len(scenes)} ", style(DIM)), scenes[programme.index]]
+    if _cells(scenes) + cell_len(title) + cell_len(hint) >= width:
+        hint = ""
+    room = max(0, width - _cells(scenes) - 1)
+    title = shortened(title, room) if cell_len(title) > room else title
+    gap = " " * (width - _cells(scenes) - cell_len(title) - cell_len(hint))
     return [(title, style(BRIGHT, bold=True)), (hint, style(WAITING)), (gap, style()), *scenes]
+
+
+def _cells(parts: Iterable[Part]) -> int:
+    return sum(cell_len(text) for text, _ in parts)

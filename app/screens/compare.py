@@ -16,6 +16,7 @@ from app.comparison.axis import AXIS_KINDS, AxisKind
 from app.comparison.page import comparison
 from app.palette import BRIGHT, DIM, FAINT, TEXT, style
 from app.panels.panel import Panel, Part, wrap_parts
+from app.results import wrap_intro
 from app.run import Run
 from app.text import printable
 
@@ -80,7 +81,7 @@ class ComparePanel(Panel):
         return self._drawn
 
     def _lines_for(self, width: int) -> list[list[Part]]:
-        lines = [wrapped for line in self._intro for wrapped in wrap_parts(line, width)]
+        lines = [wrapped for line in self._intro for wrapped in wrap_intro(line, width)]
         if lines:
             lines.append([])
         if not self._runs:
