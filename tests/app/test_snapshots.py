@@ -11,13 +11,17 @@ from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
+from msgspec.structs import replace
 
 from app import protocol
+from app.demo import Demo
+from app.panels.narration import Programme
 from app.protocol import Event
 from app.run import Run
-from tests.app.support import compared_runs, dashboard, stepped
+from tests.app.support import READY, compared_runs, dashboard, scenario, stepped
 
 FOLDER = Path(__file__).parents[1] / "data" / "snapshots"
 Size = tuple[int, int]
@@ -33,13 +37,21 @@ class State:
     keys: tuple[str, ...] = ()
     options: dict[str, Any] = field(default_factory=dict)
     finished_runs: tuple[Run, ...] = ()
+    programme: Programme | None = None
 
+
+NOTE = "The long prompt is cut to what the decodes leave of the budget. Watch them: each gets its token in every step."
+*BEFORE, LAST = scenario("busy")
+NARRATED: list[Event] = [READY, *map(protocol.Stepped, (*BEFORE, replace(LAST, note=NOTE)))]
+PROGRAMME = Programme("Static, continuous, chunked", ("static", "continuous", "chunked", "alone"), 2)
 
 STATES = {
     "empty": State(stepped("empty")),
     "loading": State([protocol.Loading("fetching SmolLM2-135M-Instruct", 31_000_000, 98_362_432)]),
     "busy": State(stepped("busy")),
     "preempting": State(stepped("preempting")),
+    "presets": State(stepped("busy"), ("D", "down")),
+    "narrated": State(NARRATED, programme=PROGRAMME),
     "past": State(stepped("preempting"), ("left_square_bracket",)),
     "why": State(stepped("preempting"), ("left_square_bracket", "w")),
     "parameters": State(stepped("busy"), ("p",)),
@@ -52,7 +64,10 @@ STATES = {
         [*stepped("busy"), protocol.Failed("the engine's process was killed by signal 9 (SIGKILL).")], ("j",)
     ),
 }
-SCREENS = [*product(STATES, SIZES), *product(("empty", "busy", "past", "parameters", "request"), (NARROW,))]
+SCREENS = [
+    *product(STATES, SIZES),
+    *product(("empty", "busy", "presets", "narrated", "past", "parameters", "request"), (NARROW,)),
+]
 
 
 def name_of(state: str, size: Size) -> str:
@@ -62,11 +77,8 @@ def name_of(state: str, size: Size) -> str:
 @pytest.mark.parametrize(("state", "size"), SCREENS, ids=[name_of(*screen) for screen in SCREENS])
 async def test_screen(state: str, size: Size) -> None:
     how = STATES[state]
-    async with dashboard(size, *how.events, **how.options) as stand:
-        stand.app.demo.finished_runs.extend(how.finished_runs)
-        for key in how.keys:
-            await stand.press(key)
-        screen = [line.rstrip() for line in stand.lines()]
+    with patch.object(Demo, "programme", lambda *_: how.programme):
+        screen = await _screen(how, size)
     assert len(screen) == size[1]
     path = FOLDER / name_of(state, size)
     if os.environ.get("UPDATE_SNAPSHOTS") == "1":
@@ -76,6 +88,14 @@ async def test_screen(state: str, size: Size) -> None:
     stored = path.read_text(encoding="utf-8").splitlines()
     diff = difflib.unified_diff(stored, screen, path.name, "the screen now", lineterm="")
     assert stored == screen, "\n".join(("the screen has changed:", *diff))
+
+
+async def _screen(how: State, size: Size) -> list[str]:
+    async with dashboard(size, *how.events, **how.options) as stand:
+        stand.app.demo.finished_runs.extend(how.finished_runs)
+        for key in how.keys:
+            await stand.press(key)
+        return [line.rstrip() for line in stand.lines()]
 
 
 def test_no_snapshot_is_left_over() -> None:
