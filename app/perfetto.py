@@ -72,6 +72,8 @@ class _Timeline:
         for change in config_changes(self._before.config, trace.config) if self._before else ():
             told = f"{change.name}: {change.old} → {change.new}"
             self.events.moment(STEPS, told, start, {"step": trace.step}, for_group=True)
+        if trace.note:
+            self.events.moment(STEPS, "note", start, {"step": trace.step, "said": trace.note}, for_group=True)
         for arrival in trace.arrivals:
             self._arrive(arrival.request_id, min(_microseconds(arrival.time), start))
         self._block(trace.blocked, start)

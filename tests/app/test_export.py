@@ -168,13 +168,25 @@ def test_between_steps_nothing_is_computed(folder: Path) -> None:
     assert all(b["ts"] - (a["ts"] + a["dur"]) == 3900 for a, b in pairwise(decodes))
 
 
+def exported(folder: Path, traces: list[StepTrace]) -> list[Json]:
+    """The events of a timeline of these."""
+    target = folder / "x"
+    write_all(files("perfetto", target, Material("x", traces, READY)))
+    events: list[Json] = json.loads(target.read_bytes())["traceEvents"]
+    return events
+
+
+def test_what_was_said_is_on_the_timeline(tmp_path: Path) -> None:
+    traces = [replace(trace, note="Look here.") if trace.step == 3 else trace for trace in scenario("busy")]
+    (note,) = [event for event in exported(tmp_path, traces) if event.get("name") == "note"]
+    assert note["args"] == {"step": 3, "said": "Look here."}
+
+
 def test_a_change_of_parameters_is_on_the_timeline(tmp_path: Path) -> None:
     traces = [
         replace(t, config=changed(t.config, max_num_batched_tokens=16)) if t.step > 3 else t for t in scenario("busy")
     ]
-    target = tmp_path / "x"
-    write_all(files("perfetto", target, Material("x", traces, READY)))
-    (change,) = [event for event in json.loads(target.read_bytes())["traceEvents"] if event.get("s") == "p"]
+    (change,) = [event for event in exported(tmp_path, traces) if event.get("s") == "p"]
     assert change["name"] == "max_num_batched_tokens: 128 → 16" and change["args"] == {"step": 4}
 
 
