@@ -51,7 +51,7 @@ def settings_path() -> Path:
 class _File(TomlConfigSettingsSource):
     """The settings file. It serves all commands: another's option is left out, what is nobody's is refused.
 
-    Commands are the subclasses of `CommandSettings`; `app.cli` defines them all.
+    Commands are the subclasses of `CommandSettings`; `app.subcommands` defines them all.
     """
 
     def __call__(self) -> dict[str, Any]:

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from app import cli
+from app.subcommands import SUBCOMMANDS
+from app.subcommands.engine import Run
 from engine.policy import POLICIES
 from engine.trace import decode
 from tests.app.support import run_cli
@@ -29,7 +31,7 @@ def test_help(capsys: pytest.CaptureFixture[str], command: tuple[str, ...]) -> N
 
 def test_help_of_the_dashboard_names_the_other_commands(capsys: pytest.CaptureFixture[str]) -> None:
     text = run_cli(capsys, "--help").out
-    for name in cli.COMMANDS:
+    for name in SUBCOMMANDS:
         assert f"nanoviz {name}" in text
 
 
@@ -44,7 +46,7 @@ def test_version(capsys: pytest.CaptureFixture[str], command: tuple[str, ...]) -
 def test_an_unknown_command_is_told_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
     result = run_cli(capsys, "dance")
     assert result.code == 2 and not result.out
-    for name in ("dance", *cli.COMMANDS):
+    for name in ("dance", *SUBCOMMANDS):
         assert name in result.err
     result.check_short()
 
@@ -209,10 +211,10 @@ def test_a_reader_who_has_had_enough(capsys: pytest.CaptureFixture[str], monkeyp
 
 
 def test_ctrl_c_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(self: cli.Run, arguments: object) -> int:
+    def interrupted(self: Run, arguments: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli.Run, "execute", interrupted)
+    monkeypatch.setattr(Run, "execute", interrupted)
     assert cli.main(["run", "hello"]) == 130
 
 

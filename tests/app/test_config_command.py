@@ -16,9 +16,13 @@ from app import cli, config_command
 from app.commands import COMMANDS
 from app.keys import rebound
 from app.settings import CommandSettings, key_table, settings_place
+from app.subcommands import SUBCOMMANDS
+from app.subcommands.config import Config
+from app.subcommands.dashboard import Watch
+from app.subcommands.engine import Bench, Run, Verify
 from tests.app.support import run_cli
 
-ALL: dict[str, type[CommandSettings]] = {"": cli.Watch, **cli.COMMANDS}
+ALL: dict[str, type[CommandSettings]] = {"": Watch, **SUBCOMMANDS}
 
 
 @pytest.fixture(autouse=True)
@@ -111,7 +115,7 @@ def test_what_is_printed_is_a_settings_file_too(settings_file: Path, capsys: pyt
         "2",
     ).out
     settings_file.write_text(out)
-    settings, _ = cli.parse(cli.Watch, [])
+    settings, _ = cli.parse(Watch, [])
     assert settings.model == 'a "quoted" \\ name\x7f\x1b'
     assert (settings.watermark, settings.priority_aging, settings.threads) == (0.25, float("inf"), 2)
     assert rebound(*key_table()) == COMMANDS
@@ -144,7 +148,7 @@ def test_init_writes_the_file_in_its_place(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_init_writes_every_setting_with_its_help() -> None:
-    text = config_command.template(cli.Config.sections(), cli.Config.model_fields)
+    text = config_command.template(Config.sections(), Config.model_fields)
     words = " ".join(text.replace("\n# ", " ").split())
     for command in ALL.values():
         for name, field in command.model_fields.items():
@@ -181,7 +185,7 @@ def test_what_init_wrote_can_be_read_with_every_setting_in_force(capsys: pytest.
 
 
 def test_a_new_setting_needs_no_word_here() -> None:
-    class Wider(cli.Watch):
+    class Wider(Watch):
         ratio: float = Field(0.5, description="a setting of tomorrow")
         names: tuple[str, ...] = Field(("a", "ü"), description="several at once")
 
@@ -282,5 +286,5 @@ def test_a_path_without_init_is_told_what_to_do(home: Path, capsys: pytest.Captu
 
 
 def test_only_config_does_without_settings() -> None:
-    for command in (cli.Watch, cli.Run, cli.Verify, cli.Bench):
+    for command in (Watch, Run, Verify, Bench):
         assert command.execute_without_settings(Namespace()) is None

@@ -11,6 +11,8 @@ import pytest
 
 from app import cli
 from app.settings import Settings, settings_path
+from app.subcommands.dashboard import Watch
+from app.subcommands.engine import Run
 from engine.config import EngineConfig
 from tests.app.support import READY, dashboard, run_cli, scenario
 
@@ -26,7 +28,7 @@ def settings_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def read(*flags: str) -> Settings:
     """The settings of a command line, as the dashboard would have them."""
-    return cli.parse(cli.Watch, list(flags))[0]
+    return cli.parse(Watch, list(flags))[0]
 
 
 def test_settings_are_the_engines_parameters_and_four_more() -> None:
@@ -212,12 +214,12 @@ def test_one_file_serves_all_commands(settings_file: Path, capsys: pytest.Captur
 
 def test_settings_of_run_have_variables_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NANOVIZ_MAX_TOKENS", "5")
-    settings, arguments = cli.parse(cli.Run, ["hello"])
+    settings, arguments = cli.parse(Run, ["hello"])
     assert settings.max_tokens == 5 and arguments.prompts == ["hello"]
 
 
 @pytest.mark.parametrize("text", ["Hello, world", "[a, b] c", '["a","b"]', '{"a": 1}', "'", '"', "\x1b[31m", "a\\b"])
 def test_prompts_and_stop_strings_are_text(text: str) -> None:
     """No comma splits them and no bracket makes a list of them."""
-    _, arguments = cli.parse(cli.Run, [text, "--stop", text, "--stop", ",", "second"])
+    _, arguments = cli.parse(Run, [text, "--stop", text, "--stop", ",", "second"])
     assert arguments.prompts == [text, "second"] and arguments.stop == [text, ","]

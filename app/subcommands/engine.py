@@ -1,0 +1,119 @@
+"""The commands that run the engine in this process: `nanoviz run`, `nanoviz verify` and `nanoviz bench`."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from app.settings import Settings
+from engine.locate import locate
+from engine.request import SamplingParams
+
+if TYPE_CHECKING:
+    pass
+
+
+class Run(Settings):
+    """Answer prompts, all together, and print the outputs; without a prompt, read one from standard input."""
+
+    max_tokens: int = Field(64, description="most output tokens of each")
+    temperature: float = Field(0.0, description="0 is greedy")
+    top_p: float = Field(1.0, description="draw only from the likeliest tokens that make up this much")
+    top_k: int = Field(0, description="draw only from so many of the likeliest tokens; 0 is all")
+    seed: int | None = Field(None, description="makes sampling repeatable")
+    ignore_eos: bool = Field(False, description="go on to max_tokens whatever the model says")
+
+    @classmethod
+    def add_arguments(cls, parser: ArgumentParser) -> None:
+        """What is said anew in each call. Prompts and stop strings are text, whatever commas or brackets they hold."""
+        parser.add_argument("prompts", nargs="*", metavar="PROMPT", help="what to ask; several are served together")
+        parser.add_argument(
+            "--stop", action="append", default=[], help="a text that ends the output; may be given again"
+        )
+        parser.add_argument("--raw", action="store_true", help="take prompts as they are, without a chat template")
+        output = parser.add_mutually_exclusive_group()
+        output.add_argument("--trace", action="store_true", help="print a table with a line for each step")
+        output.add_argument("--json", action="store_true", help="print one trace a line, as JSON, and nothing else")
+
+    def execute(self, arguments: Namespace) -> int:
+        from app import headless
+
+        params = SamplingParams(
+            max_tokens=self.max_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            seed=self.seed,
+            stop=tuple(arguments.stop),
+            ignore_eos=self.ignore_eos,
+        )
+        headless.run(
+            arguments.prompts or [headless.read_prompt()],
+            params,
+            self.engine_config(),
+            model=self.model,
+            dtype=self.dtype,
+            device=self.device,
+            threads=self.num_threads(),
+            chat=not arguments.raw,
+            trace=arguments.trace,
+            json=arguments.json,
+        )
+        return 0
+
+
+class Verify(Settings):
+    """Serve six chat requests under three configurations and compare each output with transformers alone.
+
+    Exit code 1 if any differs.
+    """
+
+    def execute(self, arguments: Namespace) -> int:
+        from app import headless
+
+        same = headless.verify(
+            self.engine_config(), model=self.model, dtype=self.dtype, device=self.device, threads=self.num_threads()
+        )
+        return 0 if same else 1
+
+
+class Bench(Settings):
+    """Measure a part of nanoviz on this machine.
+
+    scheduler: microseconds that the decision of a step takes, with growing numbers of running and waiting requests and
+    no model; the policy and the other parameters that are no sizes are those of the settings.
+
+    ui: what the dashboard costs, in three minutes: from a key to its frame, bytes a frame, CPU and memory on a fast and
+    on a slow terminal, idle and paused, and by how much it slows the engine down, with the model tiny and with that of
+    the settings.
+
+    soak: a hundred thousand steps of the model tiny under a random load, in half an hour or more: whether memory keeps
+    growing, blocks leak, or the history is wrong at one of its ends; exit code 1 if so.
+    """
+
+    @classmethod
+    def add_arguments(cls, parser: ArgumentParser) -> None:
+        parser.add_argument("part", choices=["scheduler", "ui", "soak"], help="what to measure")
+
+    def execute(self, arguments: Namespace) -> int:
+        from app.protocol import EngineOptions
+
+        config = self.engine_config()
+        options = EngineOptions(self.model, self.dtype, self.device, self.num_threads(), config)
+        if arguments.part == "scheduler":
+            from app import headless
+
+            headless.bench_scheduler(config)
+            return 0
+        config.validate()
+        if arguments.part == "soak":
+            from app.bench_soak import soak
+
+            return 0 if soak(options) else 1
+        from app.bench_ui import bench_ui
+
+        locate(self.model)
+        bench_ui(options)
+        return 0
