@@ -199,7 +199,11 @@ class Play(Watch):
 
     def execute(self, arguments: Namespace) -> int:
         if not arguments.headless:
+            if arguments.trace or arguments.runs > 1:
+                raise PresetError("--trace and --runs go with --headless.")
             return super().execute(arguments)
+        if arguments.record is not None:
+            raise PresetError("--record goes with the dashboard, and not with --headless.")
         from app import play_command
         from app.player import parts
         from app.preset_files import find, load
