@@ -64,10 +64,10 @@ def _built(config: EngineConfig, clock: EngineClock) -> Any:
     return SimpleNamespace(engine=engine, loaded=loaded, exactness=SimpleNamespace(bitwise=True))
 
 
-def events_of(config: EngineConfig, cues: Iterable[Cue]) -> list[Event]:
+def events_of(config: EngineConfig, cues: Iterable[Cue], run: int = 1) -> list[Event]:
     """All that the worker says of a script, up to its end."""
     commands: queue.SimpleQueue[Received] = queue.SimpleQueue()
-    commands.put((0.0, protocol.Begin(1, config, tuple(cues))))
+    commands.put((0.0, protocol.Begin(run, config, tuple(cues))))
     audience = _Audience()
     clock = EngineClock()
     worker = Worker(_built(EngineConfig(), clock), _built, clock, commands, cast(Any, audience))
