@@ -222,6 +222,7 @@ class Worker:
     def _begin(self, asked: protocol.Begin) -> None:
         """Another engine, which may have the memory of the one before it."""
         del self._engine
+        self._single_steps = 0  # those that are still owed were meant for the run before
         clock = EngineClock()
         self._start(asked.run, self._serve(asked.config, clock), clock, Script(asked.cues))
 

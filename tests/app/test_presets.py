@@ -158,9 +158,9 @@ def test_parameters_that_the_model_cannot_follow_are_one_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What only the engine knows, and of a scene behind the first."""
-    scenes = '[[scene]]\nname = "a"\n[[scene]]\nname = "b"\nparameters = { max_model_len = 5000, num_blocks = 400 }\n'
+    scenes = '[[scene]]\nname = "a"\n[[scene]]\nname = "b"\nparameters = { max_model_len = 50000, num_blocks = 4000 }\n'
     result = play(capsys, str(written(tmp_path, text_of_preset(middle=scenes))))
-    assert result.code == 2 and "5000" in result.err and "tiny" in result.err
+    assert result.code == 2 and "50000" in result.err and "tiny" in result.err
     result.check_short()
 
 
