@@ -60,8 +60,8 @@ def is_preset(name: str) -> bool:
     """Whether this is meant to be a preset, and not some other file."""
     if name.endswith(".toml") or name in available() or name.isdecimal():
         return True
-    path = expanded(name)
-    return not path.suffix and len(path.parts) == 1 and not os.path.exists(path)  # noqa: PTH110  for the same reason
+    is_word = not Path(name).suffix and Path(name).name == name
+    return is_word and not os.path.exists(name)  # noqa: PTH110  for the same reason
 
 
 def load(path: Path) -> Preset:
