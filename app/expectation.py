@@ -22,7 +22,8 @@ from app.metrics import Metric, MetricError, amount
 from app.run import Run
 
 Outputs = Mapping[str, Set[tuple[int, ...]]]
-"""By what was asked, all different outputs: the same request has the same name in every scene."""
+"""By what was asked, all different outputs, an empty one if it was not served: the same request has the same name in
+every scene."""
 
 OPERATORS: dict[str, Callable[[float, float], bool]] = {
     ">=": operator.ge,
@@ -33,6 +34,7 @@ OPERATORS: dict[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
 }
 _OPERATOR = re.compile("({})".format("|".join(OPERATORS)))
+_NUMBER = re.compile(r"-?[0-9]+(?:\.[0-9]+)?")
 _TERM = re.compile(r"(?:(?P<factor>[0-9.]+)\s*\*\s*)?(?P<metric>[a-z][a-z0-9_.]*[a-z0-9])(?:@(?P<scene>\S+))?")
 _OUTPUTS = {"outputs equal": False, "outputs equal alone": True}
 
@@ -91,7 +93,10 @@ class Expectation:
             raise ExpectationError(
                 f"{check!r} compares nothing: write it like `preemptions >= 2`, or `outputs equal alone`"
             )
-        return cls(check, text, tuple(_term(term.strip(), scenes) for term in terms), tuple(operators))
+        read = tuple(_term(term.strip(), scenes) for term in terms)
+        if not any(term.metric for term in read):
+            raise ExpectationError(f"{check!r} asks for no metric: its numbers are always the same")
+        return cls(check, text, read, tuple(operators))
 
     @property
     def needs_alone(self) -> bool:
@@ -131,7 +136,7 @@ class Expectation:
             return Verdict(self.check, self.text, None, "not all of its scenes were played")
         names = {name for scene in scenes for name in outputs[scene]}
         found = [{output for scene in wanted for output in outputs[scene].get(name, ())} for name in names]
-        same = sum(len(different) == 1 for different in found)
+        same = sum(len(different) == 1 and () not in different for different in found)
         return Verdict(self.check, self.text, same == len(names) > 0, f"{same} of {len(names)} requests")
 
 
@@ -140,10 +145,8 @@ ALONE = "alone"
 
 
 def _term(text: str, scenes: Sequence[str]) -> Term:
-    try:
+    if _NUMBER.fullmatch(text):
         return Term(float(text))
-    except ValueError:
-        pass
     match = _TERM.fullmatch(text)
     if match is None:
         raise ExpectationError(f"{text!r} is neither a number nor a metric")

@@ -108,4 +108,4 @@ def _wrapped(text: str, indent: str = "") -> str:
 
 
 def _listed(parameters: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {shown(value)}" for name, value in parameters.items())
+    return ", ".join(f"{name} {printable(shown(value))}" for name, value in parameters.items())

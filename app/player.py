@@ -32,9 +32,15 @@ def parts(preset: Preset, overrides: Mapping[str, Any]) -> tuple[Part, ...]:
 
     If outputs are to be compared with those of each request alone, that is the last one. Raises ConfigError.
     """
-    made = [Part(scene.name, preset.config(scene, overrides), tuple(cues(preset, scene))) for scene in preset.scene]
+    made = [
+        Part(scene.name, preset.config(scene, overrides), tuple(cues(preset, scene, overrides)))
+        for scene in preset.scene
+    ]
+    for scene in preset.scene:
+        preset.check_changes(scene, overrides)
     if any(expectation.needs_alone for expectation in preset.expectations):
-        made.append(Part(ALONE, alone_config(made[0].config), tuple(alone_cues(preset))))
+        roomiest = max((part.config for part in made), key=lambda config: config.max_model_len)
+        made.append(Part(ALONE, alone_config(roomiest), tuple(alone_cues(preset))))
     return tuple(made)
 
 

@@ -13,23 +13,25 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model, model_validator
 
 from app.expectation import Expectation
-from engine.config import EngineConfig
+from app.parameters import LARGEST
+from engine.config import ConfigError, EngineConfig
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_.+-]*$"
 MAX_SCENES = 9
 """A digit for each."""
+LEAST_RATE = 1e-6
 
 
 class Table(BaseModel):
     """A table of the file."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 if TYPE_CHECKING:
     Parameters = BaseModel
 else:
-    _TYPES = {"int": int, "bool": bool, "float": float, "str": str}
+    _TYPES = {"int": Annotated[int, Field(le=LARGEST)], "bool": bool, "float": float, "str": str}
     Parameters = create_model(
         "Parameters",
         __base__=Table,
@@ -42,6 +44,10 @@ def changes(parameters: BaseModel | None) -> dict[str, Any]:
     return parameters.model_dump(exclude_unset=True) if parameters else {}
 
 
+Whole = Annotated[int, Field(ge=-LARGEST, le=LARGEST)]
+"""What goes through the pipe to the engine, and what it can count to."""
+
+
 def _as_range(value: object) -> object:
     return (value, value) if isinstance(value, int) else tuple(value) if isinstance(value, list) else value
 
@@ -50,7 +56,7 @@ def _as_list(value: object) -> object:
     return value if isinstance(value, list) else [value]
 
 
-Amount = Annotated[tuple[int, int], BeforeValidator(_as_range)]
+Amount = Annotated[tuple[Whole, Whole], BeforeValidator(_as_range)]
 """A number, or [least, most]: then each request draws its own, the same whenever the preset is played."""
 
 
@@ -63,13 +69,13 @@ class Inject(Table):
     tokens: Amount | None = None
     """A prompt of exactly so many tokens: some text, whatever it means."""
     count: int = Field(1, ge=1, le=10_000)
-    every: float = Field(0, ge=0)
+    every: float = Field(0, ge=0, le=LARGEST)
     """Steps or seconds from one to the next."""
-    rate: float = Field(0, ge=0)
+    rate: float = Field(0, ge=0, le=LARGEST)
     """So many a step or a second, at random: Poisson arrivals."""
     max_tokens: Amount | None = None
     """Of output; by default what the kind has, or 32."""
-    priority: int = 0
+    priority: Whole = 0
     label: str = ""
     """By default the kind, or "short" and "long" by the prompt's length."""
     shared: str = ""
@@ -85,6 +91,8 @@ class Inject(Table):
             raise ValueError("say what they ask with one of kind, text and tokens")
         if self.every and self.rate:
             raise ValueError("every and rate exclude each other")
+        if 0 < self.rate < LEAST_RATE:
+            raise ValueError(f"rate is 0 for none, or at least {LEAST_RATE:g}")
         for name in ("tokens", "max_tokens"):
             least, most = getattr(self, name) or (1, 1)
             if not 1 <= least <= most:
@@ -99,8 +107,8 @@ class Inject(Table):
 class Event(Table):
     """What happens before a step is computed, or so many seconds after the start; a pause comes after the step."""
 
-    step: int | None = Field(None, ge=0)
-    second: float | None = Field(None, ge=0)
+    step: int | None = Field(None, ge=0, le=LARGEST)
+    second: float | None = Field(None, ge=0, le=LARGEST)
     say: str = ""
     """What is to be watched: shown from this step on, until something else is said."""
     inject: Annotated[list[Inject], BeforeValidator(_as_list)] = []
@@ -115,6 +123,10 @@ class Event(Table):
         if self.pause and self.step is None:
             raise ValueError("pause goes with step")
         return self
+
+
+def _when(event: Event) -> str:
+    return f"second {event.second:g}" if event.second is not None else f"step {event.step}"
 
 
 class Scene(Table):
@@ -145,7 +157,7 @@ class Preset(Table):
     """Not for a model with random weights: it counts what is said, or how long a real model takes."""
     speed: float = Field(0, ge=0)
     """Most steps a second on the screen; 0 is as fast as it goes."""
-    seed: int = 0
+    seed: Whole = 0
     """Of all that is drawn at random."""
     parameters: Parameters | None = None
     script: list[Event] = []
@@ -161,6 +173,17 @@ class Preset(Table):
         config = replace(EngineConfig(), **{**changes(self.parameters), **changes(scene.parameters), **overrides})
         config.validate()
         return config
+
+    def check_changes(self, scene: Scene, overrides: Mapping[str, Any]) -> None:
+        """Raise ConfigError if the engine could not take what the script changes, one after another."""
+        config = self.config(scene, overrides)
+        events = [event for event in (*self.script, *scene.script) if event.set]
+        for event in sorted(events, key=lambda event: (event.step is None, event.step or event.second or 0)):
+            config = replace(config, **{k: v for k, v in changes(event.set).items() if k not in overrides})
+            try:
+                config.validate()
+            except ConfigError as error:
+                raise ConfigError(f"set at {_when(event)}: {error}") from None
 
     @property
     def expectations(self) -> list[Expectation]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os.path
 import re
 import tomllib
 from collections.abc import Sequence
@@ -56,15 +57,17 @@ def find(name: str) -> Path:
     if name.isdecimal() and 1 <= int(name) <= len(shipped()):
         return list(shipped().values())[int(name) - 1]
     path = expanded(name)
-    if path.suffix == ".toml" or path.is_file():
+    if path.suffix == ".toml" or os.path.isfile(path):  # noqa: PTH113  what cannot even be looked at is none
         return path
     raise PresetError(f"there is no preset {name!r}; there are: {', '.join(known)}, or the path of a .toml file.")
 
 
 def is_preset(name: str) -> bool:
     """Whether this is meant to be a preset, and not some other file."""
-    is_file = expanded(name).exists() or Path(name).name != name or "." in name
-    return name.endswith(".toml") or name in available() or name.isdecimal() or not is_file
+    if name.endswith(".toml") or name in available() or name.isdecimal():
+        return True
+    is_word = not Path(name).suffix and Path(name).name == name
+    return is_word and not os.path.exists(name)  # noqa: PTH110  for the same reason
 
 
 def load(path: Path) -> Preset:
@@ -76,8 +79,10 @@ def load(path: Path) -> Preset:
         raise PresetError(f"{path} cannot be read: {error.strerror}.") from None
     except UnicodeDecodeError:
         raise PresetError(f"{path} is no text in UTF-8.") from None
-    except tomllib.TOMLDecodeError as error:
-        raise PresetError(f"{path} is not TOML: {error}.") from None
+    except ValueError as error:  # TOMLDecodeError, and what Python says to numbers of thousands of digits
+        raise PresetError(f"{path} is not TOML: {str(error).rstrip('.')}.") from None
+    except RecursionError:
+        raise PresetError(f"{path} is nested too deeply.") from None
     try:
         preset = Preset.model_validate(data)
     except ValidationError as error:
@@ -100,13 +105,20 @@ def _check(path: Path, text: str, preset: Preset) -> None:
         try:
             config = preset.config(scene, {})
         except ConfigError as error:
-            raise _mistake(path, text, ("scene", index, "parameters"), f"scene {scene.name!r}: {error}") from None
+            own: Loc = ("scene", index, "parameters")
+            where = own if scene.parameters else ("parameters",)
+            raise _mistake(path, text, where, f"scene {scene.name!r}: {error}") from None
         for table, script in ((("script",), preset.script), (("scene", index, "script"), scene.script)):
             for number, event in enumerate(script):
                 asked = changes(event.set)
                 for fixed in ("block_size", "max_model_len"):
                     if asked.get(fixed, getattr(config, fixed)) != getattr(config, fixed):
                         raise _mistake(path, text, (*table, number, "set", fixed), "it cannot change while it runs")
+        try:
+            preset.check_changes(scene, {})
+        except ConfigError as error:
+            where = ("scene", index) if scene.script else ("script",)
+            raise _mistake(path, text, where, f"scene {scene.name!r}: {error}") from None
     known = labels(preset)
     for index, expect in enumerate(preset.expect):
         try:
@@ -128,6 +140,10 @@ def _sentence(error: Any) -> str:
             return "it is missing"
         case "value_error":
             return str(error["ctx"]["error"])
+        case "tuple_type":
+            return f"it is a number or [least, most], not {error['input']!r}"
+        case "too_long" if isinstance(error["input"], tuple):
+            return f"it is a number or [least, most], not {list(error['input'])!r}"
     return f"{str(error['msg'])[0].lower()}{str(error['msg'])[1:]}, not {error['input']!r}"
 
 
@@ -151,20 +167,29 @@ def line_of(text: str, loc: Loc) -> int:
     """The line on which what is at this place begins; of something that is missing, the table that it is missing in.
 
     Read are longer and longer beginnings of the text, until what is looked for is there: it stands behind the one
-    before that was TOML as well.
+    before that was TOML as well. One that ends between two elements of an array is, once it is closed.
     """
     lines = text.split("\n")
     depth, found, good = 0, 1, 0
     for count in range(1, len(lines) + 1):
-        try:
-            data = tomllib.loads("\n".join(lines[:count]))
-        except tomllib.TOMLDecodeError:
+        data = _beginning("\n".join(lines[:count]))
+        if data is None:
             continue
         reached = _depth(data, loc)
         if reached > depth:
             depth, found = reached, good + 1
         good = count
     return found
+
+
+def _beginning(text: str) -> dict[str, Any] | None:
+    """What stands in it; None if it ends in the middle of something."""
+    for end in ("", "\n]", "\n]]"):
+        try:
+            return tomllib.loads(text + end)
+        except tomllib.TOMLDecodeError:
+            continue
+    return None
 
 
 def _depth(data: Any, loc: Loc) -> int:

@@ -41,4 +41,4 @@ def verdict_line(verdict: Verdict) -> list[Part]:
     line: list[Part] = [(f"{sign} ", style(color, bold=True))]
     if verdict.text:
         line.append((f"{printable(verdict.text)} · ", style(TEXT)))
-    return [*line, (f"{verdict.check}: ", style(DIM)), (verdict.found, style(BRIGHT))]
+    return [*line, (f"{printable(verdict.check)}: ", style(DIM)), (verdict.found, style(BRIGHT))]

@@ -191,7 +191,8 @@ class Session:
         self.run = run
         scripted = [cue.command for cue in cues if isinstance(cue.command, protocol.AddRequest)]
         self._sent = {request.request_id: request for request in scripted}
-        self._num_sent = len(scripted)
+        # They need not count from 1 on without a gap: some may have been refused when they were first sent.
+        self._num_sent = max((int(r.request_id) for r in scripted if r.request_id.isdecimal()), default=0)
         self.source.send(protocol.Begin(self._num_runs, config, tuple(cues)))
 
     def as_script(self) -> list[protocol.Cue]:

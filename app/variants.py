@@ -29,21 +29,27 @@ def variants(preset: Preset, scene: str | None, settings: Sequence[str], overrid
         raise PresetError(f"there is no scene {scene!r}; there are: {', '.join(preset.scenes)}.")
     if not settings:
         played = [preset.scenes[scene]] if scene else preset.scene
-        return [Part(one.name, preset.config(one, overrides), tuple(cues(preset, one))) for one in played]
-    values = dict(_setting(setting) for setting in settings)
+        for one in played:
+            preset.check_changes(one, overrides)
+        return [Part(one.name, preset.config(one, overrides), tuple(cues(preset, one, overrides))) for one in played]
+    values: dict[str, tuple[Value, ...]] = {}
+    for name, listed in map(_setting, settings):
+        if name in values:
+            raise PresetError(
+                f"--set names {name} twice; its values stand behind each other, with commas between them."
+            )
+        values[name] = listed
     varied = preset.scenes[scene] if scene else preset.scene[0]
     combinations = list(product(*values.values()))
     if len(combinations) > MAX_VARIANTS:
         raise PresetError(f"these are {len(combinations):,} combinations; at most {MAX_VARIANTS} are compared.")
-    script = tuple(cues(preset, varied))
-    return [
-        Part(
-            " ".join(map(shown, combination)),
-            preset.config(varied, {**overrides, **dict(zip(values, combination, strict=True))}),
-            script,
-        )
-        for combination in combinations
-    ]
+    script = tuple(cues(preset, varied, {**overrides, **values}))
+    made = []
+    for combination in combinations:
+        held = {**overrides, **dict(zip(values, combination, strict=True))}
+        preset.check_changes(varied, held)
+        made.append(Part(" ".join(map(shown, combination)), preset.config(varied, held), script))
+    return made
 
 
 def _setting(text: str) -> tuple[str, tuple[Value, ...]]:

@@ -72,8 +72,8 @@ class Worker:
     def __init__(
         self,
         built: BuiltEngine,
-        clock: EngineClock,
         serve: Serve,
+        clock: EngineClock,
         commands: queue.SimpleQueue[Received],
         connection: Connection,
     ) -> None:
@@ -145,7 +145,7 @@ class Worker:
 
     def _follow_script(self) -> None:
         """Obey what is due before the next step, and tell when the script has nothing left and nobody is there."""
-        while self._script is not None and not self._is_held:
+        while self._script is not None and (not self._is_held or not self._has_work):
             now = self._clock() - self._began_at
             cue = self._script.next_due(self._engine.num_steps, now, idle=not self._engine.has_news)
             if cue is not None:
@@ -222,6 +222,7 @@ class Worker:
     def _begin(self, asked: protocol.Begin) -> None:
         """Another engine, which may have the memory of the one before it."""
         del self._engine
+        self._single_steps = 0  # those that are still owed were meant for the run before
         clock = EngineClock()
         self._start(asked.run, self._serve(asked.config, clock), clock, Script(asked.cues))
 
@@ -255,8 +256,7 @@ def serve(connection: Connection) -> None:
     threading.Thread(target=_listen, args=(connection, commands), daemon=True).start()
     try:
         clock = EngineClock()
-        built, serve = _load(options, connection, clock)
-        Worker(built, clock, serve, commands, connection).run()
+        Worker(*_load(options, connection, clock), clock, commands, connection).run()
     except (BrokenPipeError, ConnectionResetError):
         raise  # the app is gone; nobody is there to be told anything
     except Exception as error:  # the process ends here, and its last words go to the screen
@@ -297,7 +297,8 @@ def _load(options: EngineOptions, connection: Connection, clock: EngineClock) ->
     )
     gc.freeze()
     gc.enable()
-    return built, lambda config, clock: serve_model(built.loaded, config, clock=clock)
+    loaded = built.loaded  # and not the engine as well, whose memory another one is to have
+    return built, lambda config, clock: serve_model(loaded, config, clock=clock)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ time.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Literal
@@ -40,16 +40,19 @@ class Arrival:
     unit: Unit
 
 
-def cues(preset: Preset, scene: Scene) -> list[Cue]:
-    """All that happens in a scene, without what is drawn for other scenes: each has the same requests."""
+def cues(preset: Preset, scene: Scene, held: Container[str] = ()) -> list[Cue]:
+    """All that happens in a scene, without what is drawn for other scenes: each has the same requests.
+
+    `held` are parameters that somebody wants to stay as they are: the script changes only the others.
+    """
     events = [*preset.script, *scene.script]
     # A pause holds after its step: before anything of the next one.
     made = [Cue(SetPaused(True), step=event.step + 1) for event in events if event.pause and event.step is not None]
     for event in events:
         if event.say:
             made.append(Cue(Note(event.say), event.step, event.second))
-        if event.set:
-            made.append(Cue(Reconfigure(changes(event.set)), event.step, event.second))
+        if changed := {name: value for name, value in changes(event.set).items() if name not in held}:
+            made.append(Cue(Reconfigure(changed), event.step, event.second))
     for arrival in arrivals(preset, scene):
         is_step = arrival.unit == "step"
         made.append(Cue(arrival.request, int(arrival.time) if is_step else None, None if is_step else arrival.time))
@@ -148,10 +151,11 @@ def alone_config(config: EngineConfig) -> EngineConfig:
 
 
 def outputs(run: Run, asked: Iterable[Cue]) -> Outputs:
-    """The outputs of a run, by what was asked for."""
+    """The outputs of a run and of its repetitions, by what was asked for; of who was not served an empty one."""
     names = {cue.command.request_id: _asked(cue.command) for cue in asked if isinstance(cue.command, AddRequest)}
     found: dict[str, set[tuple[int, ...]]] = {name: set() for name in names.values()}
-    for row in run.requests:
-        if name := names.get(row.view.request_id):
-            found[name].add(tuple(row.token_ids))
+    for one in (run, *run.repeats):
+        said = {row.view.request_id: tuple(row.token_ids) for row in one.requests}
+        for request_id, name in names.items():
+            found[name].add(said.get(request_id, ()))
     return found

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from app.history import MAX_STEPS
+from app.preset_files import PresetError
 from app.settings import CommandSettings, expanded, key_table
 from app.subcommands.on_presets import OnPresets, started
 from engine.config import ConfigError, EngineConfig
@@ -120,6 +121,8 @@ class Play(Watch):
 
     def execute(self, arguments: Namespace) -> int:
         if not arguments.headless:
+            if arguments.trace or arguments.runs > 1:
+                raise PresetError("--trace and --runs go with --headless.")
             return super().execute(arguments)
         from app import play_command
         from app.player import parts

@@ -89,9 +89,10 @@ class Compare(OnPresets):
             if arguments.set or arguments.scene:
                 raise PresetError(f"--set and --scene go with a preset; {first!r} is none.")
             return compare_command.recorded_runs([expanded(name) for name in arguments.compared])
+        path = find(first)
         if others:
             raise PresetError(f"{first} is a preset: compare its scenes, or one scene with --set, or recordings alone.")
-        preset, overrides = load(find(first)), self.parameter_flags(arguments)
+        preset, overrides = load(path), self.parameter_flags(arguments)
         return self.played(preset, variants(preset, arguments.scene, arguments.set, overrides), arguments.runs)
 
 

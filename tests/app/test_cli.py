@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import csv
 import io
+import json
 import sys
 from pathlib import Path
 
 import pytest
 
 from app import cli
+from app.preset_files import load, shipped
 from app.subcommands import SUBCOMMANDS
 from app.subcommands.engine import Run
 from engine.policy import POLICIES
 from engine.trace import decode
+from tests.app.preset_support import text_of_preset, written
 from tests.app.support import run_cli
 
 TINY = ("run", "--model", "tiny", "--threads", "1")
@@ -49,6 +53,23 @@ def test_an_unknown_command_is_told_the_known_ones(capsys: pytest.CaptureFixture
     for name in ("dance", *SUBCOMMANDS):
         assert name in result.err
     result.check_short()
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (("play",), ("nanoviz play", "NAME", "--headless", "--trace", "--runs", "--model", "--max-num-seqs")),
+        (("presets",), ("nanoviz presets", "NAME")),
+        (("compare",), ("nanoviz compare", "--set", "--scene", "--runs", "--axis", "--json", "--csv", "--model")),
+    ],
+)
+def test_help_of_what_plays_presets(
+    capsys: pytest.CaptureFixture[str], command: tuple[str, ...], words: tuple[str, ...]
+) -> None:
+    result = run_cli(capsys, *command, "--help")
+    assert result.code == 0 and not result.err
+    for word in words:
+        assert word in result.out
 
 
 def test_an_unknown_flag_is_named(capsys: pytest.CaptureFixture[str]) -> None:
@@ -259,3 +280,150 @@ def test_errors_are_printed_literally(tmp_path: Path, capsys: pytest.CaptureFixt
     result = run_cli(capsys, "run", "--model", str(tmp_path), "hi")
     assert result.code == 2 and "pwn" in result.err
     assert not set(result.err) & set("\x1b\x07\u202e")
+
+
+# Presets. What is played in full is in test_presets.py.
+
+SCENES = '[[scene]]\nname = "few"\nparameters = { max_num_seqs = 1 }\n[[scene]]\nname = "many"\n'
+REQUESTS = "[[script]]\nstep = 0\ninject = { tokens = 5, max_tokens = 4, count = 3 }\n"
+
+
+@pytest.fixture
+def preset(tmp_path: Path) -> str:
+    return str(written(tmp_path, text_of_preset(middle=SCENES, inject=REQUESTS), "mine.toml"))
+
+
+def test_presets_lists_all_with_their_morals(capsys: pytest.CaptureFixture[str]) -> None:
+    result = run_cli(capsys, "presets")
+    assert result.code == 0 and not result.err
+    names = [line.split()[0] for line in result.out.splitlines() if not line.startswith(" ")]
+    assert names == list(shipped())
+    told = " ".join(result.out.split())
+    for path in shipped().values():
+        assert load(path).title in told and " ".join(load(path).moral.split()) in told
+    assert max(map(len, result.out.splitlines())) <= 100
+
+
+@pytest.mark.parametrize("name", ["budget", "5"])
+def test_presets_with_a_name_tells_all_about_one(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    result = run_cli(capsys, "presets", name)
+    assert result.code == 0 and not result.err
+    preset = load(shipped()["budget"])
+    for word in (preset.title, "smollm2", "needs a model", "num_blocks 256", "scene 1: 2048", "scene 3: 64"):
+        assert word in result.out
+    assert "max_num_batched_tokens 256" in result.out and str(shipped()["budget"]) in result.out
+    for expect in preset.expect:
+        assert expect.check in result.out and expect.text in result.out
+
+
+def test_a_preset_that_is_not_there_is_told_those_that_are(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (
+        ("presets", "nothing"),
+        ("play", "nothing"),
+        ("play", "nothing", "--headless"),
+        ("--preset", "nothing"),
+        ("compare", "nothing"),
+        ("compare", "nothing", "more"),
+    ):
+        result = run_cli(capsys, *command)
+        assert result.code == 2 and not result.out, command
+        assert "'nothing'" in result.err and all(name in result.err for name in shipped())
+        result.check_short()
+
+
+@pytest.mark.parametrize("command", [("--preset", "chat"), ("play", "chat"), ("compare", "chat")])
+def test_a_preset_that_needs_text_is_not_for_a_random_model(
+    command: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for flags, variable in ((("--model", "tiny"), ""), ((), "tiny")):
+        if variable:
+            monkeypatch.setenv("NANOVIZ_MODEL", variable)
+        result = run_cli(capsys, *command, *flags)
+        assert result.code == 2 and not result.out
+        assert "tiny" in result.err and "--model smollm2" in result.err
+        result.check_short()
+
+
+def test_a_preset_on_the_screen_needs_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    for command in (("play", "figure"), ("--preset", "figure")):
+        result = run_cli(capsys, *command)
+        assert result.code == 2 and "terminal" in result.err
+        result.check_short()
+
+
+COMPARE = ("--model", "tiny", "--threads", "1")
+
+
+def test_compare_plays_all_scenes_of_a_preset(preset: str, capsys: pytest.CaptureFixture[str]) -> None:
+    result = run_cli(capsys, "compare", preset, *COMPARE)
+    assert result.code == 0 and not result.err
+    heading = next(line for line in result.out.splitlines() if "few" in line)
+    assert "many" in heading and "alone" not in result.out
+    row = next(line.split() for line in result.out.splitlines() if line.startswith("max_num_seqs"))
+    assert row == ["max_num_seqs", "1", "16"]
+
+
+def test_compare_plays_one_scene_with_each_combination_of_values(
+    preset: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = ("--set", "max_num_seqs=1,2", "--set", "enable_prefix_caching=on,off")
+    flags = ("--num-blocks", "100", "--runs", "2", *COMPARE)
+    told = json.loads(run_cli(capsys, "compare", preset, *settings, "--json", *flags).out)["runs"]
+    assert [run["name"] for run in told] == ["1 on", "1 off", "2 on", "2 off"]
+    for run in told:
+        seats, caching = run["name"].split()
+        assert run["config"]["max_num_seqs"] == int(seats)
+        assert run["config"]["enable_prefix_caching"] == (caching == "on")
+        assert run["config"]["num_blocks"] == 100
+        assert run["metrics"]["running_max"] == int(seats) and run["metrics"]["served"] == 3
+    result = run_cli(capsys, "compare", preset, *settings, "--csv", "--scene", "many", *flags)
+    assert result.code == 0 and not result.err
+    rows = list(csv.DictReader(io.StringIO(result.out)))
+    assert [row["run"] for row in rows] == [run["name"] for run in told]
+    for row, run in zip(rows, told, strict=True):
+        assert row["steps"] == str(run["metrics"]["steps"]) and row["max_num_seqs"] == str(
+            run["config"]["max_num_seqs"]
+        )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--set", "seats=1,2"), ("'seats'", "max_num_seqs")),
+        (("--set", "max_num_seqs=one"), ("one",)),
+        (("--set", "max_num_seqs=0"), ("max_num_seqs is 0",)),
+        (("--set", "max_num_seqs"), ("NAME=VALUE",)),
+        (("--set", "max_num_seqs=1", "--set", "max_num_seqs=2"), ("twice",)),
+        (("--scene", "other"), ("'other'", "few, many")),
+        (("--scene", "other", "--set", "max_num_seqs=1"), ("'other'",)),
+        (("other.gz",), ("mine.toml is a preset",)),
+        (("--max-num-seqs", "0"), ("max_num_seqs is 0",)),
+    ],
+)
+def test_what_cannot_be_compared_is_told_in_one_sentence(
+    arguments: tuple[str, ...], words: tuple[str, ...], preset: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = run_cli(capsys, "compare", preset, *arguments, *COMPARE)
+    assert result.code == 2 and not result.out
+    for word in words:
+        assert word in result.err
+    result.check_short()
+
+
+def test_recordings_that_are_not_there_are_not_taken_for_presets(capsys: pytest.CaptureFixture[str]) -> None:
+    for names in (("missing.gz",), ("missing.gz", "other.gz"), ("./missing", "other"), ("missing.d/run", "other")):
+        result = run_cli(capsys, "compare", *names)
+        assert result.code == 2 and names[0].removeprefix("./") in result.err and "preset" not in result.err
+        result.check_short()
+    result = run_cli(capsys, "compare", "missing.gz", "--set", "max_num_seqs=1")
+    assert result.code == 2 and "go with a preset" in result.err
+
+
+@pytest.mark.parametrize("number", ["0", "-1", "many"])
+def test_how_often_to_play_is_a_whole_number(number: str, preset: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (("play", preset, "--headless"), ("compare", preset)):
+        result = run_cli(capsys, *command, "--runs", number)
+        assert result.code == 2 and "--runs" in result.err

@@ -12,11 +12,12 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from app import protocol
 from app.engine_process import EngineProcess
-from app.protocol import EngineOptions, Event
+from app.protocol import AddRequest, Begin, Cue, EngineOptions, Event, Note, Piece, Reconfigure, SetPaused
 from app.view import EngineView
 from app.worker import EngineClock
 from engine.config import EngineConfig
@@ -392,3 +393,246 @@ def test_a_pause_is_no_latency(watched: Watched) -> None:
     assert min(finished.queue_time, finished.ttft, finished.e2e, request.ttft, *request.itl) >= 0
     for latency in (finished.e2e, finished.ttft, request.ttft, sum(request.itl)):
         assert latency <= real - 3 * pause, "nothing of the three pauses counts"
+
+
+# Runs that begin anew, and their scripts.
+
+
+def request(request_id: str, max_tokens: int = 5, prompt: str = "hello") -> AddRequest:
+    return AddRequest(request_id, prompt, "short", SamplingParams(max_tokens=max_tokens, ignore_eos=True))
+
+
+def at(step: int, command: protocol.Scripted) -> Cue:
+    return Cue(command, step=step)
+
+
+def begin(watched: Watched, *cues: Cue, run: int = 1, config: EngineConfig | None = None) -> None:
+    watched.process.send(Begin(run, config or EngineConfig(), cues))
+
+
+def events_of_run(watched: Watched, run: int) -> list[Event]:
+    """What has come behind the Ready of this run, so far, up to that of the next."""
+    watched.of(protocol.Ready)
+    places = {event.run: place for place, event in enumerate(watched.events) if isinstance(event, protocol.Ready)}
+    if run not in places:
+        return []
+    return watched.events[places[run] + 1 : places.get(run + 1)]
+
+
+def traces_of_run(watched: Watched, run: int) -> list[StepTrace]:
+    return [event.trace for event in events_of_run(watched, run) if isinstance(event, protocol.Stepped)]
+
+
+def count_of(watched: Watched, run: int, kind: type) -> int:
+    return sum(isinstance(event, kind) for event in events_of_run(watched, run))
+
+
+def to_the_end(watched: Watched, run: int = 1) -> list[StepTrace]:
+    """Wait until the script has ended; returns all steps of its run."""
+    wait_for(lambda: bool(count_of(watched, run, protocol.ScriptEnded)))
+    assert watched.of(protocol.Failed) == []
+    return traces_of_run(watched, run)
+
+
+def check_idle(watched: Watched) -> None:
+    """It answers, and nothing else has come meanwhile."""
+    before = len(watched.of(protocol.PaceSet))
+    num_ended = len(watched.of(protocol.ScriptEnded))
+    watched.process.send(protocol.SetSpeed(0.0))
+    wait_for(lambda: len(watched.of(protocol.PaceSet)) == before + 1)
+    assert len(watched.of(protocol.ScriptEnded)) == num_ended
+
+
+def test_a_run_that_begins_has_nothing_of_the_one_before_it(watched: Watched) -> None:
+    """Neither its steps nor its requests, blocks, parameters or cached prefixes."""
+    prompt = "x" * 100
+    watched.add("1", prompt, max_tokens=3)
+    wait_for(lambda: watched.finished() == {"1"})
+    watched.add("2", prompt, max_tokens=3)
+    wait_for(lambda: watched.finished() == {"1", "2"})
+    cached = [item.num_cached_tokens for trace in watched.traces for item in trace.scheduled if item.admitted]
+    assert cached == [0, 96]
+    watched.add("3", prompt, max_tokens=900)
+    count = len(watched.traces)
+    wait_for(lambda: len(watched.traces) > count + 3)
+    config = EngineConfig(max_num_seqs=3, num_blocks=100, block_size=8, max_model_len=256)
+    begin(watched, at(0, request("1", prompt=prompt)), at(2, request("3", prompt=prompt)), config=config)
+    traces = to_the_end(watched)
+    assert [trace.step for trace in traces] == list(range(len(traces)))
+    assert {trace.config for trace in traces} == {config}
+    admitted = [(i.request_id, i.num_cached_tokens) for trace in traces for i in trace.scheduled if i.admitted]
+    assert admitted == [("1", 0), ("3", 96)]
+    assert [finished.request_id for trace in traces for finished in trace.finished] == ["1", "3"]
+    assert traces[-1].num_free_blocks == config.num_usable_blocks
+    outputs = [[o.token_id for trace in traces for o in trace.outputs if o.request_id == rid] for rid in ("1", "3")]
+    assert outputs[0] == outputs[1]
+    old = traces_of_run(watched, 0)
+    assert [trace.step for trace in old] == list(range(len(old))), "all of the old run came before the new one"
+
+
+def test_each_begin_is_answered_with_its_number(watched: Watched) -> None:
+    for run in (1, 2, 7):
+        begin(watched, at(0, request("1")), run=run)
+    wait_for(lambda: bool(watched.of(protocol.ScriptEnded)))
+    ready = [event for event in watched.of(protocol.Ready) if isinstance(event, protocol.Ready)]
+    assert [event.run for event in ready] == [0, 1, 2, 7], "also of those that came while the model was loaded"
+    assert len({replace_run(event) for event in ready}) == 1
+    check_idle(watched)
+    assert len(to_the_end(watched, 7)) == 5 == len(watched.traces)
+
+
+def replace_run(event: protocol.Ready) -> str:
+    return repr(msgspec.structs.replace(event, run=0))
+
+
+def test_cues_are_obeyed_before_the_step_that_they_name(watched: Watched) -> None:
+    begin(
+        watched,
+        at(6, protocol.Abort("first")),
+        at(0, request("first", 900)),
+        at(2, Note("Look.")),
+        at(2, Note("There.")),
+        at(3, request("second", 2)),
+        at(4, Reconfigure({"max_num_seqs": 5})),
+        at(5, Reconfigure({"max_num_seqs": 0})),
+        Cue(request("last", 2), step=40),
+    )
+    traces = to_the_end(watched)
+    arrivals = {arrival.request_id: trace.step for trace in traces for arrival in trace.arrivals}
+    assert arrivals == {"first": 0, "second": 3, "last": 7}, "nobody is left, so that no other step would come"
+    assert {trace.step: trace.note for trace in traces if trace.note} == {2: "Look.\nThere."}
+    assert [trace.config.max_num_seqs for trace in traces] == 4 * [16] + 5 * [5]
+    finished = {f.request_id: (trace.step, f.reason) for trace in traces for f in trace.finished}
+    assert finished == {"first": (6, "abort"), "second": (4, "length"), "last": (8, "length")}
+    assert count_of(watched, 1, protocol.ReconfigureRefused) == 1
+    check_idle(watched)
+    assert count_of(watched, 1, protocol.ScriptEnded) == 1
+
+
+def test_a_cue_that_names_a_second_comes_then_whatever_the_engine_does(watched: Watched) -> None:
+    for run, max_tokens in ((1, 2), (2, 900)):
+        begin(watched, Cue(request("late", 2), second=0.3), Cue(request("first", max_tokens), second=0.0), run=run)
+        traces = to_the_end(watched, run)
+        (first, _), (second, step) = [(a.time, trace.step) for trace in traces for a in trace.arrivals]
+        assert second - first == pytest.approx(0.3, abs=0.1)
+        started = [trace.started for trace in traces]
+        assert started[step] >= second and (run == 1 or started[step - 1] < second), "with the first step after it"
+
+
+def test_a_script_without_cues_ends_at_once(watched: Watched) -> None:
+    begin(watched)
+    assert to_the_end(watched) == []
+    check_idle(watched)
+
+
+def test_a_script_ends_when_also_those_whom_a_person_has_sent_are_served(watched: Watched) -> None:
+    begin(watched, at(0, request("1", 3)), at(0, SetPaused(True)))
+    watched.wait_for(protocol.PaceSet)
+    watched.add("2", max_tokens=30)
+    watched.process.send(SetPaused(False))
+    traces = to_the_end(watched)
+    assert {finished.request_id for trace in traces for finished in trace.finished} == {"1", "2"}
+
+
+def test_a_pause_of_the_script_holds_and_single_steps_go_through_it(watched: Watched) -> None:
+    begin(
+        watched,
+        at(3, SetPaused(True)),
+        at(0, request("1", 8)),
+        at(3, Note("third")),
+        at(4, request("2", 2)),
+        at(5, SetPaused(True)),
+    )
+    assert watched.wait_for(protocol.PaceSet) == protocol.PaceSet(True, 0.0)
+    assert len(watched.traces) == 3
+    check_idle(watched)
+    for count in (4, 5):
+        watched.process.send(protocol.StepOnce())
+        wait_for(lambda count=count: len(watched.traces) == count)  # type: ignore[misc]
+    check_idle(watched)
+    assert [trace.note for trace in watched.traces] == ["", "", "", "third", ""]
+    assert [[a.request_id for a in trace.arrivals] for trace in watched.traces] == [["1"], [], [], [], ["2"]]
+    watched.process.send(SetPaused(False))
+    wait_for(lambda: watched.of(protocol.PaceSet)[-1] == protocol.PaceSet(True, 0.0))
+    assert len(watched.traces) == 5, "the second pause"
+    watched.process.send(SetPaused(False))
+    assert len(to_the_end(watched)) == 8
+
+
+def test_a_script_ends_also_for_who_goes_through_it_step_by_step(watched: Watched) -> None:
+    begin(watched, at(0, request("1", 3)), at(1, SetPaused(True)))
+    wait_for(lambda: len(watched.traces) == 1)
+    for count in (2, 3):
+        watched.process.send(protocol.StepOnce())
+        wait_for(lambda count=count: len(watched.traces) == count)  # type: ignore[misc]
+    assert len(to_the_end(watched)) == 3
+    assert watched.of(protocol.PaceSet)[-1] == protocol.PaceSet(True, 0.0), "and it is still paused"
+
+
+def test_a_paused_engine_begins_paused_and_owes_no_step(watched: Watched) -> None:
+    watched.process.send(SetPaused(True))
+    watched.add("old", max_tokens=100)
+    for _ in range(3):
+        watched.process.send(protocol.StepOnce())
+    begin(watched, at(0, request("1", 4)))
+    wait_for(lambda: bool(watched.of(protocol.Ready)[1:]))
+    check_idle(watched)
+    assert traces_of_run(watched, 1) == []
+    watched.process.send(protocol.StepOnce())
+    wait_for(lambda: len(traces_of_run(watched, 1)) == 1)
+    check_idle(watched)
+    assert len(traces_of_run(watched, 1)) == 1
+    watched.process.send(SetPaused(False))
+    assert len(to_the_end(watched)) == 4
+
+
+def test_the_clock_of_a_script_stands_still_in_a_pause(watched: Watched) -> None:
+    watched.process.send(SetPaused(True))
+    begin(watched, Cue(request("1", 2), second=0.2))
+    wait_for(lambda: len(watched.of(protocol.Ready)) == 2)
+    began = time.monotonic()
+    wait_for(lambda: time.monotonic() - began > 0.4)
+    check_idle(watched)
+    assert watched.of(protocol.Accepted) == []
+    watched.process.send(protocol.StepOnce())  # a step that only the script can bring about
+    wait_for(lambda: len(watched.traces) == 1)
+    check_idle(watched)
+    assert len(watched.traces) == 1
+    watched.process.send(SetPaused(False))
+    assert len(to_the_end(watched)) == 2
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (EngineConfig(max_model_len=50_000, num_blocks=4000), ("50000", "tiny", "32768")),
+        (EngineConfig(num_blocks=10), ("outgrow",)),
+    ],
+)
+def test_parameters_that_cannot_be_begun_with_are_one_clear_sentence(
+    config: EngineConfig, words: tuple[str, ...], watched: Watched
+) -> None:
+    begin(watched, at(0, request("1")), config=config)
+    failed = watched.wait_for(protocol.Failed)
+    assert isinstance(failed, protocol.Failed) and all(word in failed.error for word in words)
+    assert "Traceback" not in failed.error and "\n" not in failed.error
+    assert watched.traces == []
+
+
+@pytest.mark.parametrize("lengths", [(7,), (300,), (16, 5), (1, 900)])
+def test_a_prompt_of_pieces_has_exactly_so_many_tokens(lengths: tuple[int, ...], watched: Watched) -> None:
+    pieces = tuple(Piece(text, length) for text, length in zip(("red ", "green and blue "), lengths, strict=False))
+    begin(watched, at(0, msgspec.structs.replace(request("1", 1), prompt="", pieces=pieces)))
+    traces = to_the_end(watched)
+    assert traces[0].arrivals[0].num_prompt_tokens == sum(lengths)
+    text = "".join((p.text * 300)[: p.num_tokens] for p in pieces)
+    assert traces[0].arrivals[0].prompt == text, "a token of the tiny model is a byte"
+    assert sum(trace.num_scheduled_tokens for trace in traces) == sum(lengths)
+
+
+def test_a_prompt_of_pieces_that_is_too_long_or_empty_is_refused(watched: Watched) -> None:
+    for number, pieces in enumerate([(Piece("x", 2000),), (Piece("", 5),)]):
+        watched.process.send(msgspec.structs.replace(request(str(number)), prompt="", pieces=pieces))
+    wait_for(lambda: len(watched.of(protocol.Refused)) == 2)
+    reasons = [event.reason for event in watched.of(protocol.Refused) if isinstance(event, protocol.Refused)]
+    assert "2000" in reasons[0] and "1024" in reasons[0] and "empty" in reasons[1]
