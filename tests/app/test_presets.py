@@ -11,6 +11,7 @@ import pytest
 from app.player import Part, parts
 from app.preset import Preset
 from app.preset_files import load, shipped
+from app.recording import Recording
 from app.run import Run
 from engine.trace import PhaseTimes, StepTrace
 from tests.app.preset_support import text_of_preset, traces_of, written
@@ -119,6 +120,20 @@ def test_with_trace_there_is_a_line_for_each_step(tmp_path: Path, capsys: pytest
     assert [row[:2] for row in rows] == [["0", "5"], ["1", "1"], ["2", "1"], ["3", "1"]], "of the first time only"
 
 
+def test_scenes_are_recorded_into_a_file_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    scenes = '[[scene]]\nname = "a"\n[[scene]]\nname = "b"\nparameters = { max_num_seqs = 3 }\n'
+    script = '[[script]]\nstep = 2\nsay = "Now."\n'
+    path = written(tmp_path, text_of_preset(middle=scenes + script))
+    result = play(capsys, str(path), "--record", str(tmp_path / "run.jsonl.gz"))
+    assert result.code == 0
+    for name, seats in (("run.jsonl.gz", 16), ("run-2.jsonl.gz", 3)):
+        assert f"Wrote {tmp_path / name}" in result.out
+        recording = Recording(tmp_path / name)
+        assert [trace.step for trace in recording.traces] == [0, 1, 2, 3] and recording.engine.run == 0
+        assert {trace.config.max_num_seqs for trace in recording.traces} == {seats}
+        assert [trace.note for trace in recording.traces] == ["", "", "Now.", ""]
+
+
 def test_flags_hold_in_every_scene(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     scenes = '[[scene]]\nname = "a"\nparameters = { max_num_seqs = 4 }\n[[scene]]\nname = "b"\n'
     change = "[[script]]\nstep = 1\nset = { max_num_seqs = 3 }\n"
@@ -141,7 +156,6 @@ def test_flags_hold_in_every_scene(tmp_path: Path, capsys: pytest.CaptureFixture
         (("figure", "--max-num-seqs", "0"), ("max_num_seqs is 0",)),
         (("chat", "--model", "tiny"), ("writes text", "--model smollm2")),
         (("figure", "--model", "no-such-model"), ("no-such-model",)),
-        (("figure", "--record", "run.gz"), ("--record", "--headless")),
     ],
 )
 def test_a_mistake_is_exit_code_2_and_one_sentence(

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from app import protocol
 from app.protocol import Event
+from app.recorded_engine import Recordings
 from app.recording import Recorder, Recording, RecordingError
 from app.replay import LONGEST_GAP, NO_ENGINE, Replay
 from engine.request import SamplingParams
@@ -42,6 +43,31 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 
 
 # Files.
+
+
+def test_each_run_has_a_file_of_its_own(tmp_path: Path) -> None:
+    recordings = Recordings(tmp_path / "run.gz")
+    for run, traces in enumerate(((), TRACES, TRACES[:2], (), TRACES[:1])):
+        recordings.begin(replace(READY, run=run))
+        for trace in traces:
+            recordings.write(trace)
+    recordings.close()
+    expected = {"run.gz": len(TRACES), "run-2.gz": 2, "run-3.gz": 1}
+    assert {path.name: len(Recording(path).traces) for path in recordings.written} == expected
+    assert {path.name for path in tmp_path.iterdir()} == set(expected)
+    assert all(Recording(path).header.engine == READY for path in recordings.written), "a replay is its own first run"
+
+
+def test_a_further_run_never_goes_over_a_file(tmp_path: Path) -> None:
+    recordings = Recordings(tmp_path / "run.gz")
+    (tmp_path / "run-2.gz").write_text("mine")
+    recordings.begin(READY)
+    recordings.write(TRACES[0])
+    recordings.begin(READY)
+    with pytest.raises(RecordingError, match=r"run-2\.gz exists already"):
+        recordings.write(TRACES[0])
+    recordings.close()
+    assert (tmp_path / "run-2.gz").read_text() == "mine" and len(Recording(tmp_path / "run.gz").traces) == 1
 
 
 @pytest.mark.parametrize("name", ["run.jsonl", "run.gz"])
