@@ -34,9 +34,9 @@ ROW_TILE = 8
 """Matrix products are bitwise equal row by row for all row counts that are multiples of this (measured, and
 checked again at start: `engine.selfcheck`)."""
 MAX_QUERY_ROWS = 768
-"""Query rows (tokens x heads of a group) scored at once. So a prompt's scores grow with its length, not its square, most
-keys that are masked for all of these rows are not even read, and what is scored stays in the processor's cache: with
-4096, a prompt of 786 tokens takes half as long again."""
+"""Query rows (tokens x heads of a group) scored at once. So a prompt's scores grow with its length, not its square,
+most keys that are masked for all of these rows are not even read, and what is scored stays in the processor's cache:
+with 4096, a prompt of 786 tokens takes half as long again."""
 
 
 class PagedKVCache:

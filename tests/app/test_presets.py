@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import msgspec
 import pytest
 
 from app.player import Part, parts
-from app.preset import Preset
+from app.preset import Preset, changes
 from app.preset_files import load, shipped
 from app.recording import Recording
 from app.run import Run
@@ -73,6 +74,17 @@ def test_the_experiments_hold_with_a_model_that_writes_text(
             break
     check_played(preset, result)
     assert "(smollm2)" in result.out.splitlines()[0]
+
+
+def test_the_readmes_example_keeps_what_it_promises(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    readme = Path(__file__, "../../../README.md").resolve().read_text(encoding="utf-8")
+    (example,) = [text for text in re.findall(r"```toml\n(.*?)```", readme, re.DOTALL) if "[[expect]]" in text]
+    path = written(tmp_path, example)
+    result = play(capsys, str(path))
+    assert result.code == 0, result.out
+    assert load(path).title in result.out and result.out.count("✓ ") >= 2 and "refused" not in result.out
+    for part in parts(load(path), {}):
+        check_told(load(path), part, traces_of(part))
 
 
 def test_all_presets_are_played_here() -> None:
@@ -213,7 +225,8 @@ def check_told(preset: Preset, part: Part, traces: Sequence[StepTrace]) -> None:
         if event.say:
             assert event.say in traces[event.step].note.split("\n"), (part.name, event.step)
         if event.set:
-            assert traces[event.step].config != traces[event.step - 1].config
+            config = traces[event.step].config
+            assert all(getattr(config, name) == value for name, value in changes(event.set).items())
 
 
 @pytest.mark.parametrize("name", SHIPPED)
