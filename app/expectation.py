@@ -8,6 +8,8 @@ has to pass:
     ttft.long.max@64 >= 1.5 * ttft.long.max@2048
     outputs equal               the same tokens in all scenes
     outputs equal alone         the same tokens that each request gets alone
+
+Each request alone is a scene of its own, `alone`, which is played if a check speaks of it.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ Outputs = Mapping[str, Set[tuple[int, ...]]]
 """By what was asked, all different outputs, an empty one if it was not served: the same request has the same name in
 every scene."""
 
+ALONE = "alone"
+"""The scene in which each request of the others is served alone."""
 OPERATORS: dict[str, Callable[[float, float], bool]] = {
     ">=": operator.ge,
     "<=": operator.le,
@@ -35,7 +39,7 @@ OPERATORS: dict[str, Callable[[float, float], bool]] = {
 }
 _OPERATOR = re.compile("({})".format("|".join(OPERATORS)))
 _NUMBER = re.compile(r"-?[0-9]+(?:\.[0-9]+)?")
-_TERM = re.compile(r"(?:(?P<factor>[0-9.]+)\s*\*\s*)?(?P<metric>[a-z][a-z0-9_.]*[a-z0-9])(?:@(?P<scene>\S+))?")
+_TERM = re.compile(r"(?:(?P<factor>[0-9.]+)\s*\*\s*)?(?P<metric>[a-z][A-Za-z0-9_.-]*)(?:@(?P<scene>\S+))?")
 _OUTPUTS = {"outputs equal": False, "outputs equal alone": True}
 
 
@@ -101,7 +105,7 @@ class Expectation:
     @property
     def needs_alone(self) -> bool:
         """Each request has to be served alone as well."""
-        return _OUTPUTS.get(self.check, False)
+        return _OUTPUTS.get(self.check, False) or any(term.scene == ALONE for term in self.terms)
 
     def verdict(self, runs: Mapping[str, Run], scenes: Sequence[str], outputs: Mapping[str, Outputs]) -> Verdict:
         """Check it. `runs` and `outputs` are by scene, ALONE one of them; those that were not played are missing."""
@@ -131,17 +135,13 @@ class Expectation:
         return ", ".join(amount(t.measured(runs, scene), t.metric.unit) for t in self.terms if t.metric)
 
     def _of_outputs(self, scenes: Sequence[str], outputs: Mapping[str, Outputs]) -> Verdict:
-        wanted = [*scenes, ALONE] if self.needs_alone else list(scenes)
+        wanted = [*scenes, ALONE] if _OUTPUTS[self.check] else list(scenes)
         if not set(wanted) <= outputs.keys():
             return Verdict(self.check, self.text, None, "not all of its scenes were played")
         names = {name for scene in scenes for name in outputs[scene]}
         found = [{output for scene in wanted for output in outputs[scene].get(name, ())} for name in names]
         same = sum(len(different) == 1 and () not in different for different in found)
         return Verdict(self.check, self.text, same == len(names) > 0, f"{same} of {len(names)} requests")
-
-
-ALONE = "alone"
-"""The scene in which each request of the others is served alone."""
 
 
 def _term(text: str, scenes: Sequence[str]) -> Term:
@@ -156,6 +156,6 @@ def _term(text: str, scenes: Sequence[str]) -> Term:
     except (MetricError, ValueError) as error:
         raise ExpectationError(str(error).rstrip(".")) from None
     scene = match["scene"] or ""
-    if scene and scene not in scenes:
+    if scene and scene not in (*scenes, ALONE):
         raise ExpectationError(f"there is no scene {scene!r}; there are: {', '.join(scenes)}")
     return Term(factor, metric, scene)

@@ -48,8 +48,13 @@ def variants(preset: Preset, scene: str | None, settings: Sequence[str], overrid
     for combination in combinations:
         held = {**overrides, **dict(zip(values, combination, strict=True))}
         preset.check_changes(varied, held)
-        made.append(Part(" ".join(map(shown, combination)), preset.config(varied, held), script))
+        made.append(Part(" ".join(map(_name, combination)), preset.config(varied, held), script))
     return made
+
+
+def _name(value: Value) -> str:
+    """A value in the name of a variant: short, but no two alike."""
+    return repr(value) if isinstance(value, float) and float(shown(value)) != value else shown(value)
 
 
 def _setting(text: str) -> tuple[str, tuple[Value, ...]]:

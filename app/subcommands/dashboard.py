@@ -130,7 +130,8 @@ class Play(Watch):
 
         preset, overrides = load(find(arguments.preset)), self.parameter_flags(arguments)
         scenes = parts(preset, overrides)
-        play_command.begin(preset, self.model_for(preset), overrides)
+        model = self.options(self.model_for(preset), scenes[0].config).model
+        play_command.begin(preset, model, overrides)
         teller = play_command.Teller(trace=arguments.trace)
         runs = self.played(preset, scenes, arguments.runs, teller.tell, arguments.record)
         return 0 if play_command.end(preset, scenes, runs) else 1

@@ -120,7 +120,6 @@ def test_a_check_whose_scenes_were_not_all_played_is_open() -> None:
         ("1.2.3 * preemptions > 1", "1.2.3"),
         ("preemptions @few > 1", "'preemptions @few'"),
         ("preemptions@fe > 1", "'fe'; there are: few, many"),
-        ("preemptions@alone > 1", "'alone'"),
         ("ttft > 1", "ttft.max"),
         ("ttft.p42 > 1", "p95"),
         ("preemptions.max > 1", "one number"),
@@ -204,6 +203,14 @@ def test_outputs_are_equal_if_every_request_says_one_thing(
         told = expectation.verdict({}, SCENES, outputs)
         assert told.passed is wanted and told.text == "text"
         assert expectation.needs_alone == ("alone" in check)
+
+
+def test_each_request_alone_is_a_scene_that_a_check_can_speak_of() -> None:
+    expectation = Expectation.parse("requests@few < 2 * requests@alone", "", SCENES)
+    assert expectation.needs_alone and not Expectation.parse("requests@few < 2", "", SCENES).needs_alone
+    runs = {name: Run(name, scenario("seats")) for name in ("few", ALONE)}
+    assert expectation.verdict(runs, SCENES, {}).passed is True
+    assert expectation.verdict({"few": runs["few"]}, SCENES, {}).passed is None
 
 
 def test_outputs_of_scenes_that_were_not_all_played_are_open() -> None:

@@ -61,9 +61,7 @@ def test_a_preset_keeps_what_it_promises(name: str, capsys: pytest.CaptureFixtur
     check_played(load(shipped()[name]), play(capsys, name))
 
 
-@pytest.mark.parametrize(
-    ("name", "flags"), [("budget", ("--runs", "3")), ("chat", ()), ("ride-along", ("--model", "smollm2"))]
-)
+@pytest.mark.parametrize(("name", "flags"), [("budget", ()), ("chat", ()), ("ride-along", ("--model", "smollm2"))])
 def test_the_experiments_hold_with_a_model_that_writes_text(
     name: str, flags: Sequence[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -87,3 +87,8 @@ def test_what_cannot_be_meant_is_told(
         variants(preset, scene, settings, {})
     for word in words:
         assert word in str(caught.value)
+
+
+def test_no_two_variants_have_one_name(preset: Preset) -> None:
+    made = variants(preset, None, ["watermark=0.1,0.1000001", "max_num_seqs=1,2"], {})
+    assert len({part.name for part in made}) == 4 and made[0].name == "0.1 1"
