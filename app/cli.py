@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 from pydantic_settings import CliSettingsSource, SettingsError
 
+from app.__main__ import INTERRUPTED
 from app.export import ExportError
 from app.headless import clear_report
 from app.preset_files import PresetError
@@ -63,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.close()  # whoever read the output has had enough; say nothing at exit either
         return 0
     except KeyboardInterrupt:
-        return 130
+        return INTERRUPTED
 
 
 def parse(command: type[AnyCommand], args: Sequence[str]) -> tuple[AnyCommand, Namespace]:

@@ -104,7 +104,14 @@ COMMANDS = (
         "Let fewer requests arrive by themselves; at the end none.",
         call="load(-1)",
     ),
-    Command("presets", "D", "Presets", "Play a demo: a workload with what to watch in it.", "demos", "in the present"),
+    Command(
+        "presets",
+        "D",
+        "Presets",
+        "Play a preset: a workload that shows one thing, and says what to watch.",
+        "presets",
+        "in the present",
+    ),
     *(
         Command(
             f"scene_{number}",

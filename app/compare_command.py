@@ -38,18 +38,21 @@ WIDTH = 100
 
 
 def recorded_runs(paths: Sequence[Path]) -> list[Run]:
-    """The runs of these recordings, called like their files. Of a damaged one the steps before the damage, which is
-    told on standard error.
+    """The runs of these recordings, called like their scenes if these all differ, else like their files.
 
-    Raises RecordingError for a file that cannot be read or is none.
+    Of a damaged one there are the steps before the damage, which is told on standard error. Raises RecordingError for a
+    file that cannot be read or is none.
     """
     recordings = [Recording(path) for path in paths]
     for recording in recordings:
         if recording.damage:
             print(f"nanoviz: warning: {printable(recording.damage)}", file=sys.stderr)
-    stems = [path.stem for path in paths]
-    times = Counter(stems)
-    names = [stem if times[stem] == 1 else str(path) for stem, path in zip(stems, paths, strict=True)]
+    names = [recording.engine.scene for recording in recordings]
+    if not all(names) or len({*names}) < len(names):
+        stems = [path.stem for path in paths]
+        times = Counter(stems)
+        names = [stem if times[stem] == 1 else str(path) for stem, path in zip(stems, paths, strict=True)]
+    names = [f"{n} (damaged)" if recording.damage else n for n, recording in zip(names, recordings, strict=True)]
     return [Run(name, recording.traces) for name, recording in zip(names, recordings, strict=True)]
 
 

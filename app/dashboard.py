@@ -20,7 +20,7 @@ from app.commands import COMMANDS, LEAVE, Command, displayed, shown_keys
 from app.cursor import Cursor
 from app.demo import Demo
 from app.engine_process import EngineProcess
-from app.export import ExportError, save_here
+from app.export import ExportError, name_of_now, save_here
 from app.history import MAX_STEPS
 from app.inject import URGENT_PRIORITY, Draft, Kind
 from app.looks import DARK
@@ -222,7 +222,7 @@ class Dashboard(ThemedApp[int]):
     def action_screenshot(self, filename: str | None = None, path: str | None = None) -> None:
         """Save into the folder that the program was started in, which a server has too."""
         try:
-            saved = self.save_screenshot(filename, path or str(Path.cwd()))
+            saved = self.save_screenshot(filename or f"{name_of_now()}.svg", path or str(Path.cwd()))
         except OSError as error:
             self._say(f"The picture cannot be saved: {error.strerror}.", "error")
         else:
@@ -386,6 +386,8 @@ class Dashboard(ThemedApp[int]):
     def action_scene(self, number: int) -> None:
         """Play scene `number`, from 1, from its start."""
         player = self.demo.player
+        if self._is_recording():
+            return
         if player is None:
             self._say(f"No preset is played; {self.keys['presets']} lists them.")
         elif number > len(player.parts):

@@ -8,19 +8,13 @@ from typing import Any
 
 from app.comparison.axis import AxisKind
 from app.expectation import ALONE
-from app.palette import DIM, style
 from app.panels.narration import Programme
 from app.panels.panel import Part
 from app.player import Player
 from app.preset import Preset
-from app.results import results
+from app.results import remarks, results
 from app.run import Run
 from app.session import Session
-
-HELD_BACK = (
-    "The engine was held to {:g} steps a second, for its steps to be followed, and so are all times; "
-    "`nanoviz play NAME --headless` goes as fast as it can."
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,19 +36,25 @@ class Demo:
         """What plays a preset, from the first one on."""
         self.finished_runs: list[Run] = []
         """What can be compared: the scenes of the last preset, and what was played once more."""
+        self._pace: float | None = None
+        """The limit of steps a second that was set here last; if there is another one, a person wants it."""
 
     def play(self, preset: Preset, overrides: Mapping[str, Any] | None = None) -> None:
         """Play a preset from its first scene on. Raises ConfigError if the engine could not take the parameters."""
         self.player = Player(self._session, preset, overrides)
         self.finished_runs = []
+        self._pace = None
         self.play_scene(0)
 
     def play_scene(self, index: int) -> None:
         """Play a scene of the preset from its start."""
         assert self.player is not None
         self.player.play(index)
-        is_alone = self.player.part.name == ALONE  # that one is for comparison: nobody has to follow it
-        self._set_pace(0.0 if is_alone else self.player.preset.speed)
+        self._go_on()
+        if self._pace is None or self._session.speed == self._pace:
+            is_alone = self.player.part.name == ALONE  # that one is for comparison: nobody has to follow it
+            self._pace = 0.0 if is_alone else self.player.preset.speed
+            self._session.set_speed(self._pace)
 
     def play_next_scene(self) -> None:
         """If the last one is over and there is another."""
@@ -76,16 +76,16 @@ class Demo:
         if not cues:
             raise ValueError("nobody was served yet")
         if session.run is None:
-            self._finish(Run("run 1", session.history.traces()))
+            first = Run("run 1", session.history.traces())
+            first.was_held = session.was_held
+            self._finish(first)
         self.player = None
         session.begin(session.parameters.expected, cues, Run(f"run {len(self.finished_runs) + 1}"))
-        self._set_pace(session.speed)
+        self._go_on()
 
-    def _set_pace(self, steps_per_second: float) -> None:
+    def _go_on(self) -> None:
         if self._session.paused:
             self._session.set_paused(False)
-        if self._session.speed != steps_per_second:
-            self._session.set_speed(steps_per_second)
 
     def note_end(self) -> Run | None:
         """The run that has come to its end since the last look."""
@@ -105,12 +105,13 @@ class Demo:
 
     def programme(self, keys: Mapping[str, str]) -> Programme | None:
         """Where the preset is; `keys` are what the screen calls the keys of the commands."""
-        player = self.player
+        player, ready = self.player, self._session.ready
         if player is None:
-            return None
+            return Programme(ready.preset, (ready.scene,), 0) if ready and ready.recorded and ready.preset else None
         hint = ""
         if self.is_between_scenes:
-            hint = f"over · {keys['pause']} plays the next"
+            soon = "" if self._session.paused else ", which comes by itself"
+            hint = f"over · {keys['pause']} plays the next{soon}"
         elif player.is_over:
             hint = f"done · {keys['compare']} shows what came of it"
         elif self._session.paused:
@@ -119,11 +120,9 @@ class Demo:
 
     def comparison(self) -> Comparison:
         """The finished runs, and of a preset what came of it."""
-        player = self.player
-        if player is None or not player.runs:
-            return Comparison(self.finished_runs)
-        preset = player.preset
-        intro = results(preset.moral, player.verdicts(), player.runs, player.touched)
-        if preset.speed:
-            intro += [[], [(HELD_BACK.format(preset.speed), style(DIM))]]
-        return Comparison(self.finished_runs, intro, preset.title, "steps" if preset.speed else "seconds")
+        runs = self.finished_runs
+        axis: AxisKind = "steps" if any(run.was_held for run in runs) else "seconds"
+        if self.player is None:
+            return Comparison(runs, remarks(runs), axis=axis)
+        preset = self.player.preset
+        return Comparison(runs, results(preset.moral, self.player.verdicts(), runs), preset.title, axis)

@@ -97,6 +97,10 @@ class Expectation:
             raise ExpectationError(
                 f"{check!r} compares nothing: write it like `preemptions >= 2`, or `outputs equal alone`"
             )
+        if not all(term.strip() for term in terms):
+            raise ExpectationError(
+                f"{check!r} has nothing on one side of an operator; there are: {', '.join(OPERATORS)}"
+            )
         read = tuple(_term(term.strip(), scenes) for term in terms)
         if not any(term.metric for term in read):
             raise ExpectationError(f"{check!r} asks for no metric: its numbers are always the same")
@@ -115,7 +119,7 @@ class Expectation:
         is_about_all = any(term.metric and not term.scene for term in self.terms)
         turns = list(scenes) if is_about_all else [""]
         if not named <= runs.keys() or (is_about_all and not set(scenes) <= runs.keys()):
-            return Verdict(self.check, self.text, None, "not all of its scenes were played")
+            return Verdict(self.check, self.text, None, "its scenes were not all played")
         passed, found = True, []
         for scene in turns:
             values = [term.of(runs, scene) for term in self.terms]
@@ -137,7 +141,7 @@ class Expectation:
     def _of_outputs(self, scenes: Sequence[str], outputs: Mapping[str, Outputs]) -> Verdict:
         wanted = [*scenes, ALONE] if _OUTPUTS[self.check] else list(scenes)
         if not set(wanted) <= outputs.keys():
-            return Verdict(self.check, self.text, None, "not all of its scenes were played")
+            return Verdict(self.check, self.text, None, "its scenes were not all played")
         names = {name for scene in scenes for name in outputs[scene]}
         found = [{output for scene in wanted for output in outputs[scene].get(name, ())} for name in names]
         same = sum(len(different) == 1 and () not in different for different in found)

@@ -134,12 +134,17 @@ def _pieces(pieces: Iterable[bytes]) -> Write:
     return write
 
 
+def name_of_now() -> str:
+    """What a file is called that is saved from the dashboard now, without its ending."""
+    return f"nanoviz-{datetime.now():%Y-%m-%d-%H%M%S}"
+
+
 def save_here(what: str, traces: Iterable[StepTrace], engine: Ready) -> list[Path]:
     """Write a run into the current folder, as one of FORMATS or as a recording; returns the files.
 
     Their names have the date and the time. Raises ExportError.
     """
-    name = f"nanoviz-{datetime.now():%Y-%m-%d-%H%M%S}"
+    name = name_of_now()
     source = Material(name, list(traces), engine)
     ending = FORMATS[what].ending if what in FORMATS else ".gz"
     target = Path.cwd() / f"{name}{ending}"

@@ -13,8 +13,8 @@ from engine.progress import Progress
 from engine.request import RequestError, SamplingParams
 from engine.trace import StepTrace, encode
 
-TABLE = "{:>5}  {:>6}  {:>8}  {:>7}  {:>7}  {:>9}  {:>6}"
-COLUMNS = ("step", "tokens", "requests", "prefill", "waiting", "preempted", "blocks")
+TABLE = "{:>5}  {:>6}  {:>8}  {:>7}  {:>9}  {:>7}  {:>9}  {:>6}"
+COLUMNS = ("step", "tokens", "requests", "prefill", "recompute", "waiting", "preempted", "blocks")
 CLEAR_LINE = "\r\x1b[2K"
 
 
@@ -73,8 +73,8 @@ def read_prompt() -> str:
 def row(step: StepTrace) -> str:
     """One step as a line of the table."""
     used = step.config.num_usable_blocks - step.num_free_blocks
-    prefill = step.num_tokens_of("prefill") + step.num_tokens_of("recompute")
-    numbers = (step.step, step.num_scheduled_tokens, len(step.scheduled), prefill, step.num_waiting)
+    kinds = (step.num_tokens_of("prefill"), step.num_tokens_of("recompute"))
+    numbers = (step.step, step.num_scheduled_tokens, len(step.scheduled), *kinds, step.num_waiting)
     return TABLE.format(*numbers, len(step.preemptions), used)
 
 

@@ -239,4 +239,6 @@ def amount(value: float | None, unit: Unit) -> str:
         case "share":
             return f"{100 * value:.0f}%"
         case _:
-            return f"{value:,.0f}" if value == int(value) or abs(value) >= 100 else f"{value:,.1f}"
+            if value == int(value) or abs(value) >= 100:
+                return f"{value:,.0f}"
+            return f"{value:.2f}" if abs(value) < 1 else f"{value:,.1f}"

@@ -54,7 +54,7 @@ def end(preset: Preset, parts: tuple[Part, ...], runs: Sequence[Run]) -> bool:
     clear_report()
     by_name = {run.name: run for run in runs}
     told = verdicts(preset, parts, by_name)
-    lines = results(preset.moral, told, by_name)
+    lines = results(preset.moral, told, runs)
     compared = [run for run in runs if run.name != ALONE]
     print()
     if len(compared) > 1:

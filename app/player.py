@@ -57,8 +57,6 @@ class Player:
         """It has come to its end."""
         self.runs: dict[str, Run] = {}
         """Of the parts that were played to their ends, by name."""
-        self.touched: set[str] = set()
-        """Those in which a person has joined in."""
 
     @property
     def part(self) -> Part:
@@ -71,7 +69,7 @@ class Player:
     def play(self, index: int) -> None:
         """Begin a part, from its start."""
         self.index, self.is_over = index, False
-        self._session.begin(self.part.config, self.part.cues, Run(self.part.name))
+        self._session.begin(self.part.config, self.part.cues, Run(self.part.name), self.preset.title)
 
     def look(self) -> bool:
         """Keep the run if it has come to its end; True the first time that it has."""
@@ -80,9 +78,6 @@ class Player:
             return False
         self.is_over = True
         self.runs[self.part.name] = session.run
-        self.touched.discard(self.part.name)
-        if session.was_touched:
-            self.touched.add(self.part.name)
         return True
 
     def verdicts(self) -> list[Verdict]:

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from app.expectation import ALONE, Expectation, ExpectationError
 from app.preset import Preset, Table, changes
 from app.settings import expanded, settings_place
-from app.workload import labels
+from app.workload import arrivals, labels
 from engine.config import ConfigError
 
 SHIPPED = "[0-9][0-9]-*.toml"
@@ -86,7 +86,8 @@ def load(path: Path) -> Preset:
     try:
         preset = Preset.model_validate(data)
     except ValidationError as error:
-        first = error.errors()[0]
+        # A key that is not known is often why another one is missing.
+        first = min(error.errors(), key=lambda mistake: mistake["type"] != "extra_forbidden")
         raise _mistake(path, text, first["loc"], _sentence(first)) from None
     _check(path, text, preset)
     return preset
@@ -105,9 +106,7 @@ def _check(path: Path, text: str, preset: Preset) -> None:
         try:
             config = preset.config(scene, {})
         except ConfigError as error:
-            own: Loc = ("scene", index, "parameters")
-            where = own if scene.parameters else ("parameters",)
-            raise _mistake(path, text, where, f"scene {scene.name!r}: {error}") from None
+            raise _mistake(path, text, _blamed(preset, index, error), f"scene {scene.name!r}: {error}") from None
         for table, script in ((("script",), preset.script), (("scene", index, "script"), scene.script)):
             for number, event in enumerate(script):
                 asked = changes(event.set)
@@ -119,6 +118,13 @@ def _check(path: Path, text: str, preset: Preset) -> None:
         except ConfigError as error:
             where = ("scene", index) if scene.script else ("script",)
             raise _mistake(path, text, where, f"scene {scene.name!r}: {error}") from None
+        for arrival in arrivals(preset, scene):
+            length = sum(piece.num_tokens for piece in arrival.request.pieces)
+            if length >= config.max_model_len:
+                told = f"scene {scene.name!r}: a prompt of {length} tokens, and max_model_len is {config.max_model_len}"
+                raise _mistake(path, text, ("scene", index) if scene.script else ("script",), told)
+    if preset.needs_text and preset.model == "tiny":
+        raise _mistake(path, text, ("model",), "needs_text is true, and tiny writes none")
     known = labels(preset)
     for index, expect in enumerate(preset.expect):
         try:
@@ -129,6 +135,19 @@ def _check(path: Path, text: str, preset: Preset) -> None:
             if label not in known:
                 told = f"no request is called {label!r}; there are: {', '.join(sorted(known))}"
                 raise _mistake(path, text, ("expect", index, "check"), told)
+
+
+def _blamed(preset: Preset, index: int, error: ConfigError) -> Loc:
+    """Where the parameter stands that an error of a scene's configuration speaks of."""
+    named = set(re.findall(r"\w+", str(error)))
+    for where, parameters in (
+        (("scene", index, "parameters"), preset.scene[index].parameters),
+        ((), preset.parameters),
+    ):
+        for name in changes(parameters):
+            if name in named:
+                return (*where, name) if where else ("parameters", name)
+    return ("parameters",) if preset.parameters else ("scene", index)
 
 
 def _sentence(error: Any) -> str:

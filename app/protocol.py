@@ -95,6 +95,9 @@ class Begin(_Message, frozen=True):
     run: int
     config: EngineConfig
     cues: tuple[Cue, ...] = ()
+    preset: str = ""
+    scene: str = ""
+    """What is played, for people."""
 
 
 class Loading(_Message, frozen=True):
@@ -120,6 +123,9 @@ class Ready(_Message, frozen=True):
     """If this is a recording: when it was made."""
     run: int = 0
     """The number of the Begin that this answers; 0 is the engine's first run."""
+    preset: str = ""
+    scene: str = ""
+    """What that Begin said is played."""
 
 
 class Stepped(_Message, frozen=True):

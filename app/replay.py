@@ -20,20 +20,23 @@ NO_ENGINE = "this is a recording, in which nothing can be changed; `nanoviz` run
 class Replay:
     """Takes the commands of a dashboard, as an engine's process does, but only those about the pace are obeyed.
 
-    Everything before `start` is there at once. Without a limit of steps a second it goes as fast as the engine went.
+    With `start` everything up to that step is there at once, and it stands there until somebody lets it go on.
+    Without a limit of steps a second it goes as fast as the engine went.
     """
 
-    def __init__(self, recording: Recording, start: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, recording: Recording, start: int | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._clock = clock
         self._traces: Sequence[StepTrace] = recording.traces
-        self._next = max(0, min(start, len(self._traces)))
-        self._paused = False
+        self._next = 0 if start is None else max(0, min(start + 1, len(self._traces)))
+        self._paused = start is not None
         self._steps_per_second = 0.0
         self._due_at = clock()
         """When the next step is due, unless it is paused."""
         self._events: list[Event] = [recording.engine, *map(protocol.Stepped, self._traces[: self._next])]
-        if self._next == len(self._traces):
-            self._pause_at_the_end()
+        if self._paused or self._next == len(self._traces):
+            self._pause()
         if recording.damage:
             self._events.append(protocol.Notice(recording.damage))
         self._timer: threading.Timer | None = None
@@ -100,9 +103,9 @@ class Replay:
         self._events.append(protocol.Stepped(self._traces[self._next]))
         self._next += 1
         if self._next == len(self._traces):
-            self._pause_at_the_end()
+            self._pause()
 
-    def _pause_at_the_end(self) -> None:
+    def _pause(self) -> None:
         self._paused = True
         self._answer()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Sequence
 
 from app.expectation import Verdict
 from app.palette import BRIGHT, DECODE, DIM, PREEMPTED, TEXT, WAITING, style
@@ -13,21 +13,25 @@ from app.text import printable
 SIGNS = {True: ("✓", DECODE), False: ("✗", PREEMPTED), None: ("?", WAITING)}
 
 
-def results(
-    moral: str, verdicts: Iterable[Verdict], runs: Mapping[str, Run], touched: Set[str] = frozenset()
-) -> list[Sequence[Part]]:
-    """The moral of a preset, each expectation with what was found, and what else one has to know of these runs.
-
-    `touched` are those in which a person has joined in.
-    """
+def results(moral: str, verdicts: Iterable[Verdict], runs: Sequence[Run]) -> list[Sequence[Part]]:
+    """The moral of a preset, each expectation with what was found, and what else one has to know of these runs."""
     lines: list[Sequence[Part]] = [[(" ".join(printable(moral, newlines=True).split()), style(BRIGHT))], []]
     lines += map(verdict_line, verdicts)
-    if touched:
-        names = ", ".join(sorted(touched))
-        lines.append([(f"You have joined in ({names}): what is found may be your doing.", style(WAITING))])
-    for name, run in runs.items():
-        lines += [[(f"{name} refused: {printable(reason)}", style(WAITING))] for reason in run.refused]
-    return lines
+    return [*lines, *remarks(runs)]
+
+
+def remarks(runs: Sequence[Run]) -> list[Sequence[Part]]:
+    """What one has to know of these runs before one believes their figures."""
+    told = []
+    if touched := [run.name for run in runs if run.was_touched]:
+        told.append(f"You have joined in ({', '.join(touched)}): what is found there may be your doing.")
+    if held := [run.name for run in runs if run.was_held]:
+        told.append(
+            f"Held back ({', '.join(held)}), for its steps to be followed: its times say nothing, its steps and tokens "
+            "do. `nanoviz play NAME --headless` goes as fast as it can."
+        )
+    told += [f"{run.name} refused: {reason}" for run in runs for reason in run.refused]
+    return [[("• ", style(WAITING, bold=True)), (printable(line), style(WAITING))] for line in told]
 
 
 def wrap_intro(line: Sequence[Part], width: int) -> list[list[Part]]:
@@ -40,5 +44,6 @@ def verdict_line(verdict: Verdict) -> list[Part]:
     sign, color = SIGNS[verdict.passed]
     line: list[Part] = [(f"{sign} ", style(color, bold=True))]
     if verdict.text:
-        line.append((f"{printable(verdict.text)} · ", style(TEXT)))
-    return [*line, (f"{printable(verdict.check)}: ", style(DIM)), (verdict.found, style(BRIGHT))]
+        line += [(f"{printable(verdict.text)}: ", style(TEXT)), (verdict.found, style(BRIGHT))]
+        return [*line, (f"  [{printable(verdict.check)}]", style(DIM))]
+    return [*line, (f"{printable(verdict.check)}: ", style(TEXT)), (verdict.found, style(BRIGHT))]

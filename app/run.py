@@ -87,6 +87,10 @@ class Run:
         self.first_config: EngineConfig | None = None
         self.refused: list[str] = []
         """Why requests were not taken, of each one that was not."""
+        self.was_held = False
+        """Its pace was limited, or it was stepped by hand, so that its times say nothing."""
+        self.was_touched = False
+        """A person has sent something into it, or changed it."""
         self.repeats: list[Run] = []
         """The same once more, as often as it was repeated: its metrics are medians over all of them."""
         self._view = EngineView()

@@ -96,6 +96,8 @@ class Session:
         self.script_ended = False
         self.was_touched = False
         """A person has sent something into this run, or changed it."""
+        self.was_held = False
+        """Its pace was limited, or it was stepped by hand."""
         self._sent: dict[str, protocol.AddRequest] = {}
         """What was sent into this run, by the script or by a person."""
         self.parameters.forget()
@@ -143,8 +145,10 @@ class Session:
                     self.pending.pop(arrival.request_id, None)
                 self.aborting.difference_update(finished.request_id for finished in trace.finished)
                 self.history.apply(trace)
+                self.was_held = self.was_held or bool(self.speed) or self.paused
                 if self.run and not self.script_ended:
                     self.run.apply(trace)
+                    self.run.was_held, self.run.was_touched = self.was_held, self.was_touched
                 self.parameters.config = trace.config
             case protocol.Loading():
                 self.loading = event
@@ -182,8 +186,11 @@ class Session:
 
     # What is asked of it.
 
-    def begin(self, config: EngineConfig, cues: Sequence[protocol.Cue], run: Run) -> None:
-        """Begin anew, with these parameters, and let the engine follow a script. What comes of it goes into `run`."""
+    def begin(self, config: EngineConfig, cues: Sequence[protocol.Cue], run: Run, preset: str = "") -> None:
+        """Begin anew, with these parameters, and let the engine follow a script. What comes of it goes into `run`.
+
+        `preset` is the title of the one whose scene this is.
+        """
         self._num_runs += 1
         self._is_heard = False
         self.parameters = Parameters(config)
@@ -193,7 +200,7 @@ class Session:
         self._sent = {request.request_id: request for request in scripted}
         # They need not count from 1 on without a gap: some may have been refused when they were first sent.
         self._num_sent = max((int(r.request_id) for r in scripted if r.request_id.isdecimal()), default=0)
-        self.source.send(protocol.Begin(self._num_runs, config, tuple(cues)))
+        self.source.send(protocol.Begin(self._num_runs, config, tuple(cues), preset, run.name if preset else ""))
 
     def as_script(self) -> list[protocol.Cue]:
         """The requests of this run, each at the step at which it came, to be sent once more.
@@ -237,7 +244,7 @@ class Session:
 
     def _send(self, drafts: Iterable[Draft]) -> None:
         # A model with a byte tokenizer needs many more tokens for the same text: it gets the end of it.
-        longest = self.options.config.max_model_len * 3 // 5
+        longest = self.config.max_model_len * 3 // 5
         for draft in drafts:
             self._num_sent += 1
             request_id = str(self._num_sent)

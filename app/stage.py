@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from app import protocol
 from app.player import Part
 from app.protocol import EngineOptions, Ready
+from app.recording import RecordingError
 from app.run import Run
 from app.session import Session, Start
 from engine.progress import ModelError, Progress, Report
@@ -24,6 +25,7 @@ Watch = Callable[[Part, StepTrace], object]
 
 def play_all(
     options: EngineOptions,
+    title: str,
     parts: Sequence[Part],
     num_runs: int,
     report: Report,
@@ -32,7 +34,8 @@ def play_all(
 ) -> dict[str, Run]:
     """Play each part `num_runs` times, in turns, so that whatever the machine does meanwhile is done to all of them.
 
-    `watch` sees every step of the first time. Raises ModelError or ConfigError with what the engine said at its end.
+    `title` is the preset's, and `watch` sees every step of the first time. Raises ModelError with what the engine said
+    at its end, and RecordingError if a recording of it failed.
     """
     session = Session(options, start, HISTORY_STEPS)
     runs: dict[str, Run] = {}
@@ -40,7 +43,7 @@ def play_all(
         for turn in range(num_runs):
             for part in parts:
                 report(Progress(f"{part.name}: run {turn + 1} of {num_runs}" if num_runs > 1 else part.name))
-                run = _play(session, part, report, watch if turn == 0 else None)
+                run = _play(session, title, part, report, watch if turn == 0 else None)
                 if turn:
                     runs[part.name].repeats.append(run)
                 else:
@@ -50,21 +53,23 @@ def play_all(
     return runs
 
 
-def perform(options: EngineOptions, part: Part, report: Report, start: Start) -> tuple[Ready, list[StepTrace]]:
+def perform(
+    options: EngineOptions, title: str, part: Part, report: Report, start: Start
+) -> tuple[Ready, list[StepTrace]]:
     """Play one part; returns what ran it, and all its steps. Raises what `play_all` does."""
     session = Session(options, start, HISTORY_STEPS)
     traces: list[StepTrace] = []
     try:
-        _play(session, part, report, lambda _, trace: traces.append(trace))
+        _play(session, title, part, report, lambda _, trace: traces.append(trace))
     finally:
         session.close()
     assert session.ready is not None
     return replace(session.ready, run=0), traces
 
 
-def _play(session: Session, part: Part, report: Report, watch: Watch | None) -> Run:
+def _play(session: Session, title: str, part: Part, report: Report, watch: Watch | None) -> Run:
     run = Run(part.name)
-    session.begin(part.config, part.cues, run)
+    session.begin(part.config, part.cues, run, title)
     while not session.script_ended:
         for event in _events(session):
             is_ours = session.take(event)
@@ -73,6 +78,8 @@ def _play(session: Session, part: Part, report: Report, watch: Watch | None) -> 
                     report(Progress(what, done, total))
                 case protocol.Stepped(trace) if is_ours and watch:
                     watch(part, trace)
+                case protocol.Notice(text):
+                    raise RecordingError(text)
                 case protocol.PaceSet(paused=True):
                     session.set_paused(False)  # a pause is for those who watch
         if session.failed:

@@ -84,20 +84,20 @@ class Worker:
         self._steps_per_second = 0.0
         self._single_steps = 0
         self._next_step_at = 0.0
-        self._start(0, built, clock)
+        self._start(built, clock, None)
 
-    def _start(self, run: int, built: BuiltEngine, clock: EngineClock, script: Script | None = None) -> None:
-        """Begin a run, and say so."""
+    def _start(self, built: BuiltEngine, clock: EngineClock, asked: protocol.Begin | None) -> None:
+        """Begin a run, and say so. Nobody has asked for the first one."""
         self._engine = built.engine
         self._tokenizer = built.loaded.tokenizer
         self._clock = clock
         self._began = time.perf_counter()
         self._began_at = clock()
         """The same moment on the engine's clock."""
-        self._script = script
+        self._script = Script(asked.cues) if asked else None
         if self._paused:
             clock.stop()
-        send(self._connection, ready(run, built))
+        send(self._connection, ready(built, asked))
 
     def run(self) -> None:
         while True:
@@ -224,11 +224,11 @@ class Worker:
         del self._engine
         self._single_steps = 0  # those that are still owed were meant for the run before
         clock = EngineClock()
-        self._start(asked.run, self._serve(asked.config, clock), clock, Script(asked.cues))
+        self._start(self._serve(asked.config, clock), clock, asked)
 
 
-def ready(run: int, built: BuiltEngine) -> protocol.Ready:
-    """What the screen says of a model and its engine."""
+def ready(built: BuiltEngine, asked: protocol.Begin | None) -> protocol.Ready:
+    """What the screen says of a model and its engine, and of what was asked to be played."""
     import torch
 
     model = built.loaded.model
@@ -241,7 +241,9 @@ def ready(run: int, built: BuiltEngine) -> protocol.Ready:
         exactness=str(built.exactness),
         bitwise=built.exactness.bitwise,
         random_weights=built.loaded.random_weights,
-        run=run,
+        run=asked.run if asked else 0,
+        preset=asked.preset if asked else "",
+        scene=asked.scene if asked else "",
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 from app.metrics import SPREADS, STATISTICS, TOTALS, Metric, amount
@@ -12,6 +12,8 @@ from app.words import value as shown
 from engine.config import EngineConfig
 
 Better = Literal["lower", "higher"]
+TIMED = ("seconds", "tokens/s")
+"""Units of which no value is the best where the pace was somebody's choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +35,11 @@ def figures(runs: Sequence[Run]) -> list[Figure]:
     """The rows of the table of these runs, those left out in which there is nothing to be read."""
     labels = _told_apart(runs)
     ttft = [_of_label("TTFT", "ttft", label, statistic) for label in labels for statistic in ("p50", "max")]
+    ttft.append(Figure("TTFT", "max, in steps", Metric.parse("ttft_steps.max"), "lower"))
     itl = [_of_label("ITL", "itl", "", statistic) for statistic in ("p50", "p95", "max")]
     itl += [_of_label("ITL", "itl", label, "max") for label in labels if label]
+    itl.append(Figure("ITL", "max, in steps", Metric.parse("itl_steps.max"), "lower"))
+    itl.append(Figure("ITL", "max, in tokens", Metric.parse("itl_tokens.max"), "lower"))
     totals = [
         Figure("output", "tokens a second", Metric.parse("throughput"), "higher"),
         Figure("steps", "", Metric.parse("steps")),
@@ -47,7 +52,10 @@ def figures(runs: Sequence[Run]) -> list[Figure]:
         Figure("KV pool", "most in use", Metric.parse("kv_max")),
         Figure("running", "most at once", Metric.parse("running_max")),
     ]
-    return [figure for figure in (*ttft, *itl, *totals) if _says_something(figure, runs)]
+    found = [figure for figure in (*ttft, *itl, *totals) if _says_something(figure, runs)]
+    if not any(run.was_held for run in runs):
+        return found
+    return [replace(figure, better=None) if figure.metric.unit in TIMED else figure for figure in found]
 
 
 def best(values: Sequence[float | None], metric: Metric, better: Better | None) -> int | None:

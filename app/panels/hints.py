@@ -15,7 +15,7 @@ ESSENTIAL = (
     ("{help}", "what all this means"),
 )
 HINTS = (
-    ("{presets}", "a demo that explains itself"),
+    ("{presets}", "a preset, which explains itself"),
     ("{short}", "send a short request"),
     ("{long}", "a long one, some 500 tokens"),
     ("{burst}", "several short ones at once"),

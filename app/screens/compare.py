@@ -22,8 +22,9 @@ from app.text import printable
 
 MOST_DIGITS = 9
 NOTHING = (
-    "There is no finished run to compare yet. Presets make several runs of one workload; "
-    "nanoviz compare FILE FILE compares recordings."
+    "There is no finished run to compare yet: nothing was played to its end. A preset plays several runs of one "
+    "workload; what was sent by hand can be played once more under other parameters; nanoviz compare FILE FILE "
+    "compares recordings."
 )
 
 

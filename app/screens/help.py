@@ -25,7 +25,7 @@ from app.palette import BRIGHT, CACHED, DECODE, DIM, PREEMPTED, PREFILL, RECOMPU
 ABOUT = "A real language model runs here, and each of its steps is shown: what it computed for whom, and why."
 BEGIN = (
     ("{short} {long} {burst}", "Send a request: a short one, a long one, or several at once."),
-    ("{presets}", "Play a demo: a workload made to show one thing, which says what to watch."),
+    ("{presets}", "Play a preset: a workload made to show one thing, which says what to watch."),
     ("{long} {long} {long} {long} {burst}", "Ask for more memory than there is: somebody will be preempted (×)."),
     (
         "{previous_preemption}",

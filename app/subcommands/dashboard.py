@@ -48,7 +48,10 @@ class Display(CommandSettings):
         ascii = self.ascii or os.environ.get("TERM") == "linux"
         # Textual reads keys from standard input, draws on standard error, and takes the size from standard output.
         if not all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):
-            raise ConfigError("the dashboard needs a terminal; `nanoviz run` works without one.")
+            raise ConfigError(
+                "the dashboard needs a terminal; `nanoviz run`, `nanoviz play --headless`, `nanoviz compare` and "
+                "`nanoviz export` work without one."
+            )
         if "utf" not in sys.stderr.encoding.lower() and not ascii:
             raise ConfigError(
                 f"the terminal's encoding is {sys.stderr.encoding}; the dashboard needs UTF-8 (see LANG), or --ascii."
@@ -144,7 +147,7 @@ class Replay(Display):
     def add_arguments(cls, parser: ArgumentParser) -> None:
         parser.add_argument("file", type=expanded, metavar="FILE", help="the recording")
         parser.add_argument(
-            "--step", type=int, default=0, help="begin with this one; those before it can be gone back to"
+            "--step", type=int, help="stand at this one first; the others can be gone to, and space goes on"
         )
 
     def execute(self, arguments: Namespace) -> int:

@@ -70,7 +70,7 @@ class OnPresets(Settings):
 
         options = self.options(self.model_for(preset), parts[0].config)
         with started(record) as start:
-            runs = play_all(options, parts, num_runs, report, start, watch)
+            runs = play_all(options, preset.title, parts, num_runs, report, start, watch)
         clear_report()
         return list(runs.values())
 

@@ -69,8 +69,13 @@ class Compare(OnPresets):
 
     def execute(self, arguments: Namespace) -> int:
         from app import compare_command
+        from app.words import plural
 
         runs = self._runs(arguments)
+        for run in runs:
+            if run.refused:
+                told = f"{run.name}: {plural(len(run.refused), 'request')} refused: {run.refused[0]}"
+                print(f"nanoviz: warning: {printable(told)}", file=sys.stderr)
         if arguments.json:
             compare_command.print_json(runs)
         elif arguments.csv:
@@ -154,7 +159,9 @@ class Export(Display, OnPresets):
         preset = load(path)
         part = variants(preset, arguments.scene, (), self.parameter_flags(arguments))[0]
         with started(None) as start:
-            engine, traces = perform(self.options(self.model_for(preset), part.config), part, report, start)
+            engine, traces = perform(
+                self.options(self.model_for(preset), part.config), preset.title, part, report, start
+            )
         clear_report()
         return Material(f"{name_of(path)}-{part.name}", traces, engine)
 

@@ -131,7 +131,7 @@ async def test_scenes_follow_each_other_and_at_the_end_stands_what_came_of_it(mo
             "A small budget takes more steps.",
             "✓ The small budget takes more steps",
             "✓ outputs equal: 3 of 3 requests",
-            "held to 5 steps a second",
+            "Held back (large, small), for its steps to be followed",
             "max_num_batched_tokens",
         ):
             assert words in text, words
@@ -295,7 +295,7 @@ async def test_a_preset_that_cannot_be_read_is_listed_with_the_reason(
     (tmp_path / "presets" / "mine.toml").write_text('title = "[bold red]hi[/] \\u001b[31m"\nmroal = "x"\n')
     async with show() as made:
         await made.stand.press("D", "end")
-        assert "mine: it cannot be read" in made.stand.text() and "moral: it is missing" in made.stand.text()
+        assert "mine: it cannot be read" in made.stand.text() and "mroal: there is no such key" in made.stand.text()
         await made.stand.press("enter")
         assert isinstance(made.stand.app.screen, PresetsScreen) and not made.engine.begun
 

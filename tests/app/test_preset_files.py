@@ -168,7 +168,7 @@ SCENES = '[[scene]]\nname = "one"\n[[scene]]\nname = "two"\n'
         (
             {"middle": "[[scene]]\nname = 'good'\n[[scene]]\nname = 'bad'\nparameters = { policy = 'lifo' }\n"},
             "parameters",
-            "scene[2].parameters",
+            "scene[2].parameters.policy",
             ("'bad'", "'lifo'", "sglang"),
         ),
         (
@@ -423,7 +423,7 @@ parameters = {{ policy = "fcfs" }}
 [[script]]
 step = 0
 say = "{TOML_HOSTILE} said"
-inject = [{{ text = "{TOML_HOSTILE}", label = "{TOML_HOSTILE}", max_tokens = 2 }}, {{ tokens = 2000 }}]
+inject = [{{ text = "{TOML_HOSTILE}", label = "{TOML_HOSTILE}", max_tokens = 2 }}, {{ text = "{"a " * 2000}" }}]
 [[expect]]
 check = "served == 1"
 text = "{TOML_HOSTILE} text"
@@ -474,7 +474,7 @@ def test_a_preset_has_every_key_that_its_tables_know(tmp_path: Path) -> None:
     text = """
 title = "All"
 moral = "Every key."
-model = "tiny"
+model = "smollm2"
 needs_text = true
 speed = 4
 seed = 7

@@ -286,7 +286,7 @@ def test_somebody_who_waits_for_news_is_called(replay: tuple[Replay, FakeClock])
 
 
 @asynccontextmanager
-async def watching(recording: Recording, start: int = 0) -> AsyncIterator[Stand]:
+async def watching(recording: Recording, start: int | None = None) -> AsyncIterator[Stand]:
     """The dashboard on a recording, whose clock stands still."""
     clock = FakeClock()
     config = recording.traces[0].config

@@ -324,14 +324,16 @@ def test_a_player_begins_each_part_and_keeps_its_run_once(tmp_path: Path) -> Non
         assert player.part.name == name and player.part.config.max_num_seqs == 3
         assert player.look() and not player.look() and player.is_over
         assert player.is_last == (index == 1)
-    assert list(player.runs) == ["a", "b"] and player.touched == set()
+    assert list(player.runs) == ["a", "b"] and not any(run.was_touched for run in player.runs.values())
     assert [verdict.passed for verdict in player.verdicts()] == [True]
     first = player.runs["a"]
-    play(0, 3)
+    player.play(0)
     session.abort("1")
-    assert player.look() and player.touched == {"a"} and player.runs["a"] is not first
+    for said in events_of(player.part.config, player.part.cues, 3):
+        session.take(said)
+    assert player.look() and player.runs["a"].was_touched and player.runs["a"] is not first
     play(0, 4)
-    assert player.look() and player.touched == set(), "played again, nobody has joined in"
+    assert player.look() and not player.runs["a"].was_touched, "played again, nobody has joined in"
 
 
 def test_the_alone_script_has_one_note_and_a_request_for_each_gap() -> None:
