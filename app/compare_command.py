@@ -70,11 +70,17 @@ def print_lines(lines: Sequence[Sequence[Part]]) -> None:
     paper.print(wrapped for line in lines for wrapped in wrap_intro(line, paper.width))
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Whoever reads has had enough: that is no failure, and `cli.main` deals with it."""
+        raise BrokenPipeError
+
+
 class _Paper:
     """Standard output, for lines as panels draw them."""
 
     def __init__(self) -> None:
-        self._console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
+        self._console = _Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
         has_colors = self._console.color_system is not None and not self._console.no_color
         self._is_ascii = "utf" not in (sys.stdout.encoding or "").lower() or os.environ.get("TERM") == "linux"
         use_palette(_palette(), textured=self._is_ascii or not has_colors)

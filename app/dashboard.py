@@ -7,13 +7,14 @@ import signal
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from textual.app import SystemCommand
 from textual.binding import Binding, BindingType
 from textual.events import Key
 from textual.notifications import SeverityLevel
 from textual.screen import Screen
+from textual.timer import Timer
 
 from app import protocol
 from app.commands import COMMANDS, LEAVE, Command, displayed, shown_keys
@@ -98,6 +99,7 @@ class Dashboard(ThemedApp[int]):
         self._was_brief = False
         """The last note only confirmed a key."""
         self.demo = Demo(self.session)
+        self._next_scene: Timer | None = None
 
     def get_default_screen(self) -> Screen[None]:
         return MainScreen(self.commands, self.keys, id="_default")
@@ -127,7 +129,8 @@ class Dashboard(ThemedApp[int]):
         """Take all that has come, and send what is due; draw once if there was anything."""
         events = self.session.source.drain()
         for event in events:
-            self._announce(event)
+            if self.session.is_heard(event):
+                self._announce(event)
             self.session.take(event)
         self._note_end_of_run()
         has_sent = self.session.send_load(time.monotonic())
@@ -345,6 +348,8 @@ class Dashboard(ThemedApp[int]):
 
     def _watch_from_the_start(self) -> None:
         """Another run has begun."""
+        if self._next_scene:
+            self._next_scene.stop()
         self.cursor = Cursor(self.session.history)
         self.selection = Selection()
         if self.is_running:
@@ -357,8 +362,8 @@ class Dashboard(ThemedApp[int]):
         if run is None:
             return
         if self.demo.is_between_scenes:
-            self.set_timer(PAUSE, self._play_next_scene)
-        elif self.demo.player:
+            self._next_scene = self.set_timer(PAUSE, self._play_next_scene)
+        elif self.demo.player and len(self.screen_stack) == 1:
             self.call_later(self.action_compare)
         else:
             self._say(f"{run.name} has come to its end; {self.keys['compare']} compares.")
@@ -366,20 +371,25 @@ class Dashboard(ThemedApp[int]):
     def _play_next_scene(self) -> None:
         """Unless somebody still looks at the last one."""
         is_watched = self.session.paused or not self.cursor.is_live or len(self.screen_stack) > 1
-        if self.demo.is_between_scenes and not is_watched:
+        if self.demo.is_between_scenes and not is_watched and not self.session.failed:
             self.demo.play_next_scene()
             self._watch_from_the_start()
 
     async def action_presets(self) -> None:
         if not self._has_ended() and not self._is_recording():
-            await self._open(PresetsScreen(), self._play_chosen)
+            await self._open(PresetsScreen(can_leave=self.demo.player is not None), self._play_chosen)
 
-    def _play_chosen(self, preset: Preset | None) -> None:
+    def _play_chosen(self, preset: Preset | Literal["leave"] | None) -> None:
         ready = self.session.ready
         if preset is None:
             return
-        if preset.needs_text and ready and ready.random_weights:
-            self._say(f"{preset.title} needs a model that writes text; {ready.model} has random weights.", "warning")
+        if preset == "leave":
+            self.demo.leave()
+            self._watch_from_the_start()
+            return
+        model = ready.model if ready else self.session.options.model
+        if preset.needs_text and (ready.random_weights if ready else model == "tiny"):
+            self._say(f"{preset.title} needs a model that writes text; {model} has random weights.", "warning")
             return
         self.play(preset)
 
@@ -537,6 +547,8 @@ class Dashboard(ThemedApp[int]):
         if not self.session.failed:
             self._say(f"The engine is alive; {self.keys['restart']} starts one that has ended.")
             return
+        if self.session.could_not_begin:
+            self.demo.forget_preset()
         self.session.restart()
         if self.demo.player:
             self.demo.play_scene(self.demo.player.index)

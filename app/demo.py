@@ -46,6 +46,17 @@ class Demo:
         self._pace = None
         self.play_scene(0)
 
+    def forget_preset(self) -> None:
+        """Play none any more."""
+        self.player = None
+
+    def leave(self) -> None:
+        """Begin anew without a preset, with an empty engine and the parameters of the program's start."""
+        self.forget_preset()
+        self._session.begin(self._session.options.config)
+        self._go_on()
+        self._session.set_speed(0.0)
+
     def play_scene(self, index: int) -> None:
         """Play a scene of the preset from its start."""
         assert self.player is not None
@@ -75,10 +86,13 @@ class Demo:
         cues = session.as_script()
         if not cues:
             raise ValueError("nobody was served yet")
-        if session.run is None:
-            first = Run("run 1", session.history.traces())
-            first.was_held = session.was_held
-            self._finish(first)
+        if session.is_busy or (session.run is not None and not session.script_ended):
+            raise ValueError("it has not come to its end yet")
+        # What was sent by hand behind a script is a part of what is played once more.
+        first = Run(session.run.name if session.run else "run 1", session.history.traces())
+        first.was_held = session.was_held
+        first.was_touched = session.was_touched and session.run is not None
+        self._finish(first)
         self.player = None
         session.begin(session.parameters.expected, cues, Run(f"run {len(self.finished_runs) + 1}"))
         self._go_on()

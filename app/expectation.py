@@ -157,8 +157,10 @@ def _term(text: str, scenes: Sequence[str]) -> Term:
     try:
         metric = Metric.parse(match["metric"])
         factor = float(match["factor"] or 1)
-    except (MetricError, ValueError) as error:
+    except MetricError as error:
         raise ExpectationError(str(error).rstrip(".")) from None
+    except ValueError:
+        raise ExpectationError(f"{match['factor']!r} is no number") from None
     scene = match["scene"] or ""
     if scene and scene not in (*scenes, ALONE):
         raise ExpectationError(f"there is no scene {scene!r}; there are: {', '.join(scenes)}")

@@ -158,6 +158,9 @@ def write_all(wanted: Mapping[Path, Write]) -> None:
 
     Each is written beside its place under another name, and gets its own only when all are whole.
     """
+    for path in wanted:
+        if not path.name:
+            raise ExportError(f"{str(path)!r} is a folder; name the file to write.")
     placed: list[Path] = []
     scratches = {path: path.with_name(f".{os.urandom(4).hex()}.{path.name}") for path in wanted}
     try:

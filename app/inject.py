@@ -79,6 +79,11 @@ class Load:
         self.rate = LOADS[max(0, min(len(LOADS) - 1, LOADS.index(self.rate) + by))]
         self._next_at = None
 
+    def stop(self) -> None:
+        """No more of it."""
+        self.rate = 0.0
+        self._next_at = None
+
     def due(self, now: float) -> list[Kind]:
         """The requests that have arrived by `now`, in seconds of a clock that stands still while the engine does."""
         kinds: list[Kind] = []

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from statistics import fmean, median
 from typing import Literal
 
@@ -50,11 +50,11 @@ def _mean(values: Iterable[float]) -> float | None:
 
 
 def _kv(run: Run) -> list[float]:
-    return [row.used_blocks / row.usable_blocks for row in run.steps]
+    return [row.peak_blocks / row.usable_blocks for row in run.busy_steps]
 
 
 TOTALS: dict[str, Total] = {
-    "steps": Total("steps in which something was computed", "steps", lambda r: sum(1 for s in r.steps if s.computed)),
+    "steps": Total("steps in which something was computed", "steps", lambda r: len(r.busy_steps)),
     "prefill_steps": Total(
         "steps in which a prompt was computed", "steps", lambda r: sum(1 for s in r.steps if s.prefill or s.recompute)
     ),
@@ -81,12 +81,12 @@ TOTALS: dict[str, Total] = {
     "step_throughput": Total(
         "output tokens a step",
         "",
-        lambda r: _share(sum(s.outputs for s in r.steps), sum(1 for s in r.steps if s.computed)),
+        lambda r: _share(sum(s.outputs for s in r.steps), len(r.busy_steps)),
     ),
     "budget_use": Total(
         "computed tokens as a share of the budget",
         "share",
-        lambda r: _share(sum(s.computed for s in r.steps), sum(s.budget for s in r.steps if s.computed)),
+        lambda r: _share(sum(s.computed for s in r.steps), sum(s.budget for s in r.busy_steps)),
     ),
     "waste": Total(
         "recomputed tokens as a share of all that were computed",
@@ -96,7 +96,9 @@ TOTALS: dict[str, Total] = {
     "running_max": Total(
         "most requests that ran at once", "", lambda r: max((s.running for s in r.steps), default=None)
     ),
-    "running_mean": Total("requests that ran, on average over steps", "", lambda r: _mean(s.running for s in r.steps)),
+    "running_mean": Total(
+        "requests that ran, on average over steps", "", lambda r: _mean(s.running for s in r.busy_steps)
+    ),
     "waiting_max": Total("longest queue", "", lambda r: max((s.waiting for s in r.steps), default=None)),
     "kv_max": Total("most of the KV pool in use", "share", lambda r: max(_kv(r), default=None)),
     "kv_mean": Total("of the KV pool in use, on average over steps", "share", lambda r: _mean(_kv(r))),
@@ -136,9 +138,8 @@ def _steps_until(row: RequestRow, step: int | None) -> Sequence[float]:
 
 
 def _gap_tokens(run: Run, row: RequestRow) -> Sequence[float]:
-    first = run.steps[0].step
-    behind = [0, *accumulate(step.computed for step in run.steps)]
-    return [behind[end + 1 - first] - behind[start + 1 - first] for start, end in pairwise(row.token_steps)]
+    first, before = run.steps[0].step, run.computed_before
+    return [before[end + 1 - first] - before[start + 1 - first] for start, end in pairwise(row.token_steps)]
 
 
 SPREADS: dict[str, Spread] = {
@@ -163,7 +164,7 @@ SPREADS: dict[str, Spread] = {
     "e2e_steps": Spread(
         "steps until the last token",
         "steps",
-        lambda _, q: _steps_until(q, q.token_steps[-1] if q.token_steps else None),
+        lambda _, q: _steps_until(q, q.token_steps[-1] if q.is_served and q.token_steps else None),
     ),
     "times_preempted": Spread("times that it was thrown out", "", lambda _, q: (len(q.view.preempted_at),)),
     "request_cached": Spread(

@@ -70,6 +70,12 @@ class Parameters:
         """Why the last change was not made, or not as it was asked for."""
         self._asked: deque[Changes] = deque()
 
+    def begin(self, start: EngineConfig) -> None:
+        """Begin anew with these, as another run does."""
+        self.start = self.config = start
+        self.message = ""
+        self.forget()
+
     def asked(self, name: str) -> Value | None:
         """The value that was asked for and is not confirmed yet."""
         return next((changes[name] for changes in reversed(self._asked) if name in changes), None)

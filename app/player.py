@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.expectation import ALONE, Verdict
-from app.preset import Preset
+from app.preset import Preset, Scene
 from app.protocol import Cue
 from app.run import Run
 from app.session import Session
@@ -27,17 +27,18 @@ class Part:
     cues: tuple[Cue, ...]
 
 
+def part_of(preset: Preset, scene: Scene, overrides: Mapping[str, Any]) -> Part:
+    """A scene, ready to be played. Raises ConfigError."""
+    preset.check_changes(scene, overrides)
+    return Part(scene.name, preset.config(scene, overrides), tuple(cues(preset, scene, overrides)))
+
+
 def parts(preset: Preset, overrides: Mapping[str, Any]) -> tuple[Part, ...]:
     """The scenes of a preset, with other parameters if somebody wants them so.
 
     If outputs are to be compared with those of each request alone, that is the last one. Raises ConfigError.
     """
-    made = [
-        Part(scene.name, preset.config(scene, overrides), tuple(cues(preset, scene, overrides)))
-        for scene in preset.scene
-    ]
-    for scene in preset.scene:
-        preset.check_changes(scene, overrides)
+    made = [part_of(preset, scene, overrides) for scene in preset.scene]
     if any(expectation.needs_alone for expectation in preset.expectations):
         roomiest = max((part.config for part in made), key=lambda config: config.max_model_len)
         made.append(Part(ALONE, alone_config(roomiest), tuple(alone_cues(preset))))

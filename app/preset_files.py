@@ -185,24 +185,30 @@ def _mistake(path: Path, text: str, loc: Loc, sentence: str) -> PresetError:
 def line_of(text: str, loc: Loc) -> int:
     """The line on which what is at this place begins; of something that is missing, the table that it is missing in.
 
-    Read are longer and longer beginnings of the text, until what is looked for is there: it stands behind the one
-    before that was TOML as well. One that ends between two elements of an array is, once it is closed.
+    Looked for is the shortest beginning of the text that gets as far along the place as the whole of it: what is meant
+    stands behind the beginning before that. One that ends between two elements of an array counts, once it is closed.
     """
     lines = text.split("\n")
-    depth, found, good = 0, 1, 0
-    for count in range(1, len(lines) + 1):
-        data = _beginning("\n".join(lines[:count]))
-        if data is None:
-            continue
-        reached = _depth(data, loc)
-        if reached > depth:
-            depth, found = reached, good + 1
-        good = count
-    return found
+    wanted = _depth(_beginning(lines, len(lines)) or {}, loc)
+    low, high = 0, len(lines)
+    while low < high:
+        middle = (low + high) // 2
+        count = middle
+        while (data := _beginning(lines, count)) is None and count < high:
+            count += 1
+        if data is None or _depth(data, loc) >= wanted:
+            high = middle
+        else:
+            low = count + 1
+    before = low - 1
+    while before > 0 and _beginning(lines, before) is None:
+        before -= 1
+    return max(0, before) + 1
 
 
-def _beginning(text: str) -> dict[str, Any] | None:
-    """What stands in it; None if it ends in the middle of something."""
+def _beginning(lines: Sequence[str], count: int) -> dict[str, Any] | None:
+    """What stands in the first lines; None if they end in the middle of something."""
+    text = "\n".join(lines[:count])
     for end in ("", "\n]", "\n]]"):
         try:
             return tomllib.loads(text + end)

@@ -37,6 +37,8 @@ class StepRow(msgspec.Struct, frozen=True, gc=False):
     preemptions: int
     used_blocks: int
     """At the end of the step; what is only cached counts as free."""
+    peak_blocks: int
+    """While it was computed, before those that ended let go of theirs."""
     usable_blocks: int
     blocked: str
     """Why the head of the queue was not admitted, if it was not."""
@@ -85,6 +87,8 @@ class Run:
         self.requests: list[RequestRow] = []
         """In the order of their arrival."""
         self.first_config: EngineConfig | None = None
+        self.computed_before = [0]
+        """Tokens computed before each step, and behind the last."""
         self.refused: list[str] = []
         """Why requests were not taken, of each one that was not."""
         self.was_held = False
@@ -121,6 +125,7 @@ class Run:
         for finished in trace.finished:
             self._alive.pop(finished.request_id)
         bar = view.bars[-1]
+        self.computed_before.append(self.computed_before[-1] + bar.total)
         self.steps.append(
             StepRow(
                 step=trace.step,
@@ -137,11 +142,17 @@ class Run:
                 waiting=trace.num_waiting,
                 preemptions=bar.num_preemptions,
                 used_blocks=trace.config.num_usable_blocks - trace.num_free_blocks,
+                peak_blocks=_peak_blocks(trace, view),
                 usable_blocks=trace.config.num_usable_blocks,
                 blocked=trace.blocked.reason if trace.blocked else "",
                 new_token_ratio=trace.new_token_ratio,
             )
         )
+
+    @property
+    def busy_steps(self) -> list[StepRow]:
+        """Those in which something was computed; others only report that something has changed."""
+        return [row for row in self.steps if row.computed]
 
     @property
     def labels(self) -> list[str]:
@@ -152,3 +163,14 @@ class Run:
     def seconds(self) -> float:
         """From the start of the first step to the end of the last, by the engine's clock."""
         return self.steps[-1].ended - self.steps[0].started if self.steps else 0.0
+
+
+def _peak_blocks(trace: StepTrace, view: EngineView) -> int:
+    """Blocks that were held while the step was computed. `view` is the state behind it."""
+    held = set(view.holders)
+    for op in reversed(trace.blocks):
+        if op.op in ("hit", "allocate"):
+            break
+        if op.op == "release":
+            held.update(op.blocks)
+    return len(held)

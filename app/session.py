@@ -82,6 +82,8 @@ class Session:
         self._num_runs = 0
         self._is_heard = True
         """What comes is of this run; not while an older one may still have something to say."""
+        self.could_not_begin = False
+        """The engine has ended because it could not begin a run as it was asked to."""
         self._forget_run()
         self.source = self._start(msgspec.structs.replace(self.options, config=self.config))
 
@@ -121,11 +123,16 @@ class Session:
             return "loading"
         if self.paused:
             return "paused"
+        return "running" if self.is_busy else "idle"
+
+    @property
+    def is_busy(self) -> bool:
+        """Somebody has not been served to the end."""
         trace = self.view.trace
-        busy = trace is not None and (
-            trace.num_waiting or any(self.view.requests[r].finished is None for r in trace.running)
+        return bool(self.pending) or (
+            trace is not None
+            and (trace.num_waiting > 0 or any(self.view.requests[r].finished is None for r in trace.running))
         )
-        return "running" if busy or self.pending else "idle"
 
     def can_abort(self, request_id: str | None) -> bool:
         """Whether this is a request that was sent and has not ended."""
@@ -135,10 +142,14 @@ class Session:
 
     # What comes from the engine.
 
-    def take(self, event: Event) -> bool:
-        """Note what the engine says; False for what it said of a run before this one."""
-        if not self._is_heard and not isinstance(event, _OF_ALL_RUNS):
-            return False
+    def is_heard(self, event: Event) -> bool:
+        """Whether it counts: what the engine said of a run before this one does not."""
+        return self._is_heard or isinstance(event, _OF_ALL_RUNS)
+
+    def take(self, event: Event) -> None:
+        """Note what the engine says."""
+        if not self.is_heard(event):
+            return
         match event:
             case protocol.Stepped(trace):
                 for arrival in trace.arrivals:
@@ -161,7 +172,7 @@ class Session:
                     state = f"{num_prompt_tokens} tokens, accepted for the next step"
                     self.pending[request_id] = replace(pending, state=state)
             case protocol.Refused(request_id, reason):
-                if self.run:
+                if self.run and not self.script_ended:
                     self.run.refused.append(reason)
                 self.pending.pop(request_id, None)
                 self.aborting.discard(request_id)
@@ -182,25 +193,32 @@ class Session:
                 self.pending.clear()
                 self.aborting.clear()
                 self.parameters.forget()
-        return True
+                if not self._is_heard:  # it could not begin anew with these
+                    self.parameters.begin(self.options.config)
+                    self.could_not_begin = True
 
     # What is asked of it.
 
-    def begin(self, config: EngineConfig, cues: Sequence[protocol.Cue], run: Run, preset: str = "") -> None:
+    def begin(
+        self, config: EngineConfig, cues: Sequence[protocol.Cue] = (), run: Run | None = None, preset: str = ""
+    ) -> None:
         """Begin anew, with these parameters, and let the engine follow a script. What comes of it goes into `run`.
 
-        `preset` is the title of the one whose scene this is.
+        `preset` is the title of the one whose scene this is. Nothing arrives by itself any more.
         """
         self._num_runs += 1
         self._is_heard = False
-        self.parameters = Parameters(config)
+        self.parameters.begin(config)
+        self.load.stop()
         self._forget_run()
         self.run = run
         scripted = [cue.command for cue in cues if isinstance(cue.command, protocol.AddRequest)]
         self._sent = {request.request_id: request for request in scripted}
         # They need not count from 1 on without a gap: some may have been refused when they were first sent.
         self._num_sent = max((int(r.request_id) for r in scripted if r.request_id.isdecimal()), default=0)
-        self.source.send(protocol.Begin(self._num_runs, config, tuple(cues), preset, run.name if preset else ""))
+        self.source.send(
+            protocol.Begin(self._num_runs, config, tuple(cues), preset, run.name if run and preset else "")
+        )
 
     def as_script(self) -> list[protocol.Cue]:
         """The requests of this run, each at the step at which it came, to be sent once more.

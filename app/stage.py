@@ -72,7 +72,8 @@ def _play(session: Session, title: str, part: Part, report: Report, watch: Watch
     session.begin(part.config, part.cues, run, title)
     while not session.script_ended:
         for event in _events(session):
-            is_ours = session.take(event)
+            is_ours = session.is_heard(event)
+            session.take(event)
             match event:
                 case protocol.Loading(what, done, total):
                     report(Progress(what, done, total))

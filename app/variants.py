@@ -8,7 +8,7 @@ from itertools import product
 from typing import Any
 
 from app.parameters import Value, parse
-from app.player import Part
+from app.player import Part, part_of
 from app.preset import Preset
 from app.preset_files import PresetError
 from app.text import printable
@@ -29,9 +29,7 @@ def variants(preset: Preset, scene: str | None, settings: Sequence[str], overrid
         raise PresetError(f"there is no scene {scene!r}; there are: {', '.join(preset.scenes)}.")
     if not settings:
         played = [preset.scenes[scene]] if scene else preset.scene
-        for one in played:
-            preset.check_changes(one, overrides)
-        return [Part(one.name, preset.config(one, overrides), tuple(cues(preset, one, overrides))) for one in played]
+        return [part_of(preset, one, overrides) for one in played]
     values: dict[str, tuple[Value, ...]] = {}
     for name, listed in map(_setting, settings):
         if name in values:

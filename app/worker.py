@@ -155,6 +155,9 @@ class Worker:
                 return
             else:
                 self._script = None
+                self._single_steps = 0
+                if self._paused:
+                    self._clock.stop()
                 send(self._connection, protocol.ScriptEnded())
 
     def _obey(self, received: float, command: Command) -> None:

@@ -41,7 +41,7 @@ class Arrival:
 
 
 def cues(preset: Preset, scene: Scene, held: Container[str] = ()) -> list[Cue]:
-    """All that happens in a scene, without what is drawn for other scenes: each has the same requests.
+    """All that happens in a scene. What is drawn at random is the same in every scene that has the same injections.
 
     `held` are parameters that somebody wants to stay as they are: the script changes only the others.
     """

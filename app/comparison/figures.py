@@ -14,6 +14,8 @@ from engine.config import EngineConfig
 Better = Literal["lower", "higher"]
 TIMED = ("seconds", "tokens/s")
 """Units of which no value is the best where the pace was somebody's choice."""
+NOISE = 1.1
+"""Times that are nearer to each other than this say nothing of who is faster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +62,12 @@ def figures(runs: Sequence[Run]) -> list[Figure]:
 
 def best(values: Sequence[float | None], metric: Metric, better: Better | None) -> int | None:
     """Which of them is the best; None if two that read the same are, or if there is nothing to be better than."""
-    known = [(value, index) for index, value in enumerate(values) if value is not None]
+    known = sorted(((value, index) for index, value in enumerate(values) if value is not None))
     if better is None or len(known) < 2:
         return None
-    value, index = (min if better == "lower" else max)(known)
+    (value, index), (second, _) = known[:2] if better == "lower" else known[:-3:-1]
+    if metric.unit in TIMED and max(value, second) < NOISE * min(value, second):
+        return None
     is_alone = [amount(other, metric.unit) for other in values].count(amount(value, metric.unit)) == 1
     return index if is_alone else None
 
@@ -79,14 +83,11 @@ def differences(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
 
 def numbers(run: Run, labels: Sequence[str]) -> dict[str, float | None]:
     """All metrics by name, also those of the requests with each of these labels."""
-    known = {name: total.of(run) for name, total in TOTALS.items()}
-    for measure, spread in SPREADS.items():
-        of_requests = [(row.label, spread.of(run, row)) for row in run.requests]
+    metrics = [Metric(name, name) for name in TOTALS]
+    for measure in SPREADS:
         for label in ("", *labels):
-            values = [value for own, values in of_requests if label in ("", own) for value in values]
-            for statistic, make in STATISTICS.items():
-                known[_name(measure, label, statistic)] = make(values) if values else None
-    return known
+            metrics += [Metric(_name(measure, label, one), measure, label, one) for one in STATISTICS]
+    return {metric.name: metric.of(run) for metric in metrics}
 
 
 def all_labels(runs: Sequence[Run]) -> list[str]:

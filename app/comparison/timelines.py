@@ -77,7 +77,7 @@ def _note(run: Run, width: int) -> str:
     config = run.first_config
     if config is None:
         return ""
-    length = f"{plural(len(run.steps), 'step')} · {run.seconds:,.2f} s"
+    length = f"{plural(len(run.busy_steps), 'step')} · {run.seconds:,.2f} s"
     budget = f"budget {config.max_num_batched_tokens:,}"
     notes = (f"policy {config.policy} · {budget} · {length}", f"{budget} · {length}", length)
     room = width - cell_len(shortened(run.name, max(8, width // 2)).rstrip()) - 8
@@ -132,7 +132,7 @@ def _strip(run: Run, axis: Axis, when: Sequence[Extent], gutter: int) -> list[li
         label = scale(row_number, STRIP_ROWS, top, lambda tokens: short(round(tokens)))
         left = fit(title if row_number == 0 else "", gutter - len(label)) + label
         lines.append([(left, style(DIM)), *(column[STRIP_ROWS - 1 - row_number] for column in columns)])
-    shares = [("KV pool", [row.used_blocks / row.usable_blocks for row in run.steps])]
+    shares = [("KV pool", [row.peak_blocks / row.usable_blocks for row in run.steps])]
     if any(row.new_token_ratio is not None for row in run.steps):
         shares.append(("ratio", [row.new_token_ratio or 0.0 for row in run.steps]))
     lines += [_shares(name, values, axis, when, gutter) for name, values in shares]

@@ -196,7 +196,7 @@ class RequestsPanel(Panel):
         times = f"{PREEMPTED_GLYPH}{len(request.preempted_at)}" if request.preempted_at else ""
         if gutter(width) == WIDE_GUTTER:
             blocks = f"{request.num_blocks}▦" if request.num_blocks else ""
-            line += [(fit(f" {request.label}", 8), text), (fit(progress, 9), look), (blocks.rjust(4), style(DIM))]
+            line += [(fit(f" {request.label}", 7) + " ", text), (fit(progress, 9), look), (blocks.rjust(4), style(DIM))]
         else:
             line.append((fit(f" {progress}", 10), look))
         line.append((f"{times:>3} ", style(PREEMPTED)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from textual.app import ComposeResult
 from textual.binding import BindingType
@@ -18,9 +18,15 @@ from app.preset_files import PresetError, available, load
 from app.text import printable
 from app.words import plural
 
+LEAVE = "leave"
+LEAVING = "An empty engine, with the parameters that the program was started with."
 
-class PresetsScreen(ModalScreen[Preset]):
-    """Gives back the chosen preset. One that cannot be read is listed with the reason."""
+
+class PresetsScreen(ModalScreen[Preset | Literal["leave"]]):
+    """Gives back the chosen preset. One that cannot be read is listed with the reason.
+
+    With `can_leave` there is a row for playing none any more.
+    """
 
     BINDINGS: ClassVar[list[BindingType]] = [
         ("escape", "close", "Close"),
@@ -29,10 +35,13 @@ class PresetsScreen(ModalScreen[Preset]):
         ("k", "move(-1)", "Previous"),
     ]
 
-    def __init__(self) -> None:
+    def __init__(self, *, can_leave: bool) -> None:
         super().__init__()
         self._found = [(name, _read(path)) for name, path in available().items()]
-        self._list = OptionList(*map(_option, range(len(self._found)), self._found), id="presets-list", markup=False)
+        options = [_option(index, found) for index, found in enumerate(self._found)]
+        if can_leave:
+            options.append(Option("    no preset", id=LEAVE))
+        self._list = OptionList(*options, id="presets-list", markup=False)
         self._moral = Static(id="presets-moral", markup=False)
 
     def compose(self) -> ComposeResult:
@@ -43,6 +52,9 @@ class PresetsScreen(ModalScreen[Preset]):
             yield self._moral
 
     def on_option_list_option_highlighted(self, message: OptionList.OptionHighlighted) -> None:
+        if message.option.id == LEAVE:
+            self._moral.update(LEAVING)
+            return
         name, preset = self._found[message.option_index]
         if isinstance(preset, str):
             self._moral.update(printable(preset))
@@ -53,6 +65,9 @@ class PresetsScreen(ModalScreen[Preset]):
         self._moral.update(printable(f"{told}\n{scenes} · {needs} · {name}", newlines=True))
 
     def on_option_list_option_selected(self, message: OptionList.OptionSelected) -> None:
+        if message.option.id == LEAVE:
+            self.dismiss("leave")
+            return
         preset = self._found[message.option_index][1]
         if isinstance(preset, Preset):
             self.dismiss(preset)

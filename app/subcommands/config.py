@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from typing import TYPE_CHECKING
 
 from app.settings import SettingsMistake, expanded, settings_place
 from app.subcommands.dashboard import Watch
 from app.subcommands.engine import Run
 from app.text import printable
-
-if TYPE_CHECKING:
-    pass
 
 
 class Config(Watch, Run):

@@ -102,7 +102,8 @@ class Watch(Display, OnPresets):
 
             preset, overrides = load(find(arguments.preset)), self.parameter_flags(arguments)
             config = preset.config(preset.scene[0], overrides)
-            show = partial(self.show, self.options(self.model_for(preset), config), preset=preset, overrides=overrides)
+            options = self.options(self.model_for(preset, arguments), config)
+            show = partial(self.show, options, preset=preset, overrides=overrides)
         with started(arguments.record) as start:
             return show(start)
 
@@ -133,10 +134,10 @@ class Play(Watch):
 
         preset, overrides = load(find(arguments.preset)), self.parameter_flags(arguments)
         scenes = parts(preset, overrides)
-        model = self.options(self.model_for(preset), scenes[0].config).model
+        model = self.options(self.model_for(preset, arguments), scenes[0].config).model
         play_command.begin(preset, model, overrides)
         teller = play_command.Teller(trace=arguments.trace)
-        runs = self.played(preset, scenes, arguments.runs, teller.tell, arguments.record)
+        runs = self.played(preset, scenes, arguments, teller.tell, arguments.record)
         return 0 if play_command.end(preset, scenes, runs) else 1
 
 

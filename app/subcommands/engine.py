@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from typing import TYPE_CHECKING
 
 from pydantic import Field
 
 from app.settings import Settings
 from engine.locate import locate
 from engine.request import SamplingParams
-
-if TYPE_CHECKING:
-    pass
 
 
 class Run(Settings):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.headless import clear_report, report
+from app.preset_files import PresetError
 from app.settings import Settings
 from app.text import printable
 from engine.config import ConfigError, EngineConfig
@@ -35,9 +36,9 @@ class OnPresets(Settings):
         locate(model)
         return EngineOptions(model, self.dtype, self.device, self.num_threads(), config)
 
-    def model_for(self, preset: Preset) -> str:
-        """The model that somebody has asked for, or the one that the preset was written for."""
-        model = self.model if "model" in self.model_fields_set else preset.model
+    def model_for(self, preset: Preset, arguments: Namespace) -> str:
+        """The model that was given as a flag, or the one that the preset was written for."""
+        model: str = self.model if "model" in vars(arguments) else preset.model
         if preset.needs_text and model == "tiny":
             raise ConfigError(f"this preset needs a model that writes text, not tiny; use --model {preset.model}.")
         return model
@@ -57,20 +58,29 @@ class OnPresets(Settings):
             help=f"{when}play all scenes so often, in turns; what is measured are medians",
         )
 
+    def refuse_flags(self, arguments: Namespace) -> None:
+        """Raise PresetError for what only goes with a preset, where none is played."""
+        given = [name for name in ("scene", "set") if getattr(arguments, name, None)]
+        given += ["runs"] if getattr(arguments, "runs", 1) > 1 else []
+        given += [name for name in Settings.model_fields if name in vars(arguments)]
+        if given:
+            flag = f"--{given[0].replace('_', '-')}"
+            raise PresetError(f"{flag} goes with a preset; a recording is as it is.")
+
     def played(
         self,
         preset: Preset,
         parts: Sequence[Part],
-        num_runs: int = 1,
+        arguments: Namespace,
         watch: Watcher | None = None,
         record: Path | None = None,
     ) -> list[CompletedRun]:
         """Play these scenes of a preset without a screen, as fast as it goes."""
         from app.stage import play_all
 
-        options = self.options(self.model_for(preset), parts[0].config)
+        options = self.options(self.model_for(preset, arguments), parts[0].config)
         with started(record) as start:
-            runs = play_all(options, preset.title, parts, num_runs, report, start, watch)
+            runs = play_all(options, preset.title, parts, arguments.runs, report, start, watch)
         clear_report()
         return list(runs.values())
 

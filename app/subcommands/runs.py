@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os.path
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
@@ -91,14 +92,13 @@ class Compare(OnPresets):
 
         first, *others = arguments.compared
         if not is_preset(first):
-            if arguments.set or arguments.scene:
-                raise PresetError(f"--set and --scene go with a preset; {first!r} is none.")
+            self.refuse_flags(arguments)
             return compare_command.recorded_runs([expanded(name) for name in arguments.compared])
         path = find(first)
         if others:
             raise PresetError(f"{first} is a preset: compare its scenes, or one scene with --set, or recordings alone.")
         preset, overrides = load(path), self.parameter_flags(arguments)
-        return self.played(preset, variants(preset, arguments.scene, arguments.set, overrides), arguments.runs)
+        return self.played(preset, variants(preset, arguments.scene, arguments.set, overrides), arguments)
 
 
 class Export(Display, OnPresets):
@@ -133,6 +133,12 @@ class Export(Display, OnPresets):
     def execute(self, arguments: Namespace) -> int:
         if arguments.format != "svg" and (arguments.step is not None or arguments.size is not None):
             raise ExportError("--step and --size go with --as svg.")
+        if arguments.size:
+            from app.picture import parse_size
+
+            parse_size(arguments.size)
+        if arguments.to and os.path.lexists(arguments.to):
+            raise ExportError(f"{arguments.to} exists already; nothing was written.")
         source = self._source(arguments)
         if source.damage:
             print(f"nanoviz: {printable(source.damage)}; what stands before is exported.", file=sys.stderr)
@@ -152,15 +158,14 @@ class Export(Display, OnPresets):
         from app.variants import variants
 
         if not is_preset(arguments.run):
-            if arguments.scene:
-                raise PresetError(f"--scene goes with a preset; {arguments.run!r} is none.")
+            self.refuse_flags(arguments)
             return material(expanded(arguments.run))
         path = find(arguments.run)
         preset = load(path)
         part = variants(preset, arguments.scene, (), self.parameter_flags(arguments))[0]
         with started(None) as start:
             engine, traces = perform(
-                self.options(self.model_for(preset), part.config), preset.title, part, report, start
+                self.options(self.model_for(preset, arguments), part.config), preset.title, part, report, start
             )
         clear_report()
         return Material(f"{name_of(path)}-{part.name}", traces, engine)

@@ -140,7 +140,7 @@ async def test_scenes_follow_each_other_and_at_the_end_stands_what_came_of_it(mo
 
 
 async def test_nobody_is_torn_away_from_a_scene_that_they_look_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.dashboard.PAUSE", 0.0)
+    monkeypatch.setattr("app.dashboard.PAUSE", 0.01)
     async with show() as made:
         await made.play()
         await made.run(5)
@@ -327,3 +327,115 @@ def test_narration_draws_foreign_text_literally_and_never_wider() -> None:
             lines = [text_of(line).rstrip() for line in narration.lines(width)]
             assert all(cell_len(line) <= width for line in lines), lines
             assert len(lines) <= 4 and HOSTILE_SHOWN[:14] in "".join(lines)
+
+
+async def test_a_preset_that_the_model_cannot_follow_leaves_a_way_on() -> None:
+    async with show() as made:
+        made.stand.app.play(PRESET)
+        made.engine.drain()  # instead of saying that it is ready
+        made.engine.feed(protocol.Failed("max_model_len is 64, but the model was made for at most 32 tokens."))
+        await made.tick()
+        assert "was made for at most 32" in made.stand.text()
+        await made.stand.press("r")
+        await made.tick()
+        assert len(made.engines) == 2 and not made.engine.begun, "the same would fail again"
+        assert made.stand.app.session.config == EngineConfig() and made.narration == ""
+        await made.stand.press("s")
+        await made.run(2)
+        assert made.stand.app.session.view.trace is not None
+
+
+async def test_one_can_leave_presets_for_an_empty_engine() -> None:
+    async with show() as made:
+        await made.stand.press("D")
+        assert "no preset" not in made.stand.text()
+        await made.stand.press("escape")
+        await made.play()
+        await made.run(3)
+        await made.stand.press("D", "end", "enter")
+        await made.tick()
+        session = made.stand.app.session
+        assert session.config == EngineConfig() and session.view.trace is None and session.speed == 0
+        assert made.narration == "" and made.stand.app.demo.player is None
+        await made.stand.press("s")
+        await made.run()
+        assert session.view.num_finished == 1
+
+
+async def test_nothing_arrives_by_itself_in_a_run_that_begins_anew() -> None:
+    async with show() as made:
+        await made.stand.press("greater_than_sign", "greater_than_sign")
+        assert made.stand.app.session.load.rate > 0
+        await made.play()
+        assert made.stand.app.session.load.rate == 0
+
+
+async def test_what_has_not_come_to_its_end_is_not_played_once_more() -> None:
+    async with show(toasts=True) as made:
+        await made.stand.press("s")
+        await made.run(2)
+        await made.stand.press("N")
+        assert "It cannot be played once" in made.stand.text() and not made.engine.begun
+        await made.run()
+        await made.play()
+        await made.run(2)
+        await made.stand.press("N")
+        assert len(made.engine.begun) == 1, "nor a scene"
+
+
+async def test_the_next_scene_comes_once_however_often_one_was_played(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.dashboard.PAUSE", 0.05)
+    async with show() as made:
+        await made.play()
+        await made.run()
+        await made.stand.press("1")
+        assert len(made.engine.begun) == 2
+        await made.run()
+        await made.stand.until(lambda: len(made.engine.begun) == 3)
+        assert made.configs[-1].max_num_batched_tokens == 16
+        made.engine.feed(protocol.Failed("gone"))
+        await made.tick()
+        assert "Three begin." in made.narration or made.stand.app.session.failed
+
+
+async def test_an_engine_that_died_between_two_scenes_keeps_what_it_showed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.dashboard.PAUSE", 0.01)
+    async with show() as made:
+        await made.play()
+        made.engine.run()
+        made.engine.feed(protocol.Failed("gone"))
+        await made.tick()
+        await made.tick()
+        assert len(made.engine.begun) == 1 and made.stand.app.session.history.last_step is not None
+
+
+async def test_what_came_of_it_does_not_push_itself_over_an_open_screen() -> None:
+    async with show() as made:
+        await made.play()
+        await made.stand.press("2")
+        await made.run(2)
+        await made.stand.press("i")
+        await made.run()
+        assert not isinstance(made.stand.app.screen, CompareScreen)
+        await made.stand.press("escape")
+        await made.stand.press("c")
+        assert isinstance(made.stand.app.screen, CompareScreen)
+
+
+async def test_what_an_older_run_still_says_is_not_told() -> None:
+    async with show(toasts=True) as made:
+        made.engine.feed(protocol.Refused("9", "an old story"))
+        made.stand.app.play(PRESET)
+        await made.tick()
+        assert "an old story" not in made.stand.text()
+
+
+async def test_a_pace_that_somebody_has_chosen_stays_with_all_scenes() -> None:
+    async with show() as made:
+        await made.play()
+        await made.stand.press("plus")
+        await made.tick()
+        chosen = made.stand.app.session.speed
+        assert chosen > 5.0
+        await made.stand.press("2")
+        assert made.stand.app.session.speed == chosen

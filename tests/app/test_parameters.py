@@ -801,7 +801,9 @@ async def test_a_typed_value_is_sent_whatever_key_comes_right_behind(behind: str
 
 
 async def test_the_panels_own_keys_stay_its_own_whatever_the_settings_say() -> None:
-    commands = rebound({"short": "j", "next": "down", "step_back": "f2", "parameters": "p,6"}, Path("settings.toml"))
+    commands = rebound(
+        {"short": "j", "next": "down", "step_back": "f2", "parameters": "p,6", "scene_6": "f6"}, Path("settings.toml")
+    )
     async with dashboard((120, 40), *BUSY, commands=commands) as stand:
         await stand.press("p", "j", "k", "left")
         assert changes(stand) == [{"max_num_batched_tokens": 64}]

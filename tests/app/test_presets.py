@@ -52,7 +52,7 @@ def check_played(preset: Preset, result: CommandResult) -> None:
     assert result.out.count("✓ ") >= len(preset.expect)
     assert "✗" not in result.out and "refused" not in result.out
     for expect in preset.expect:
-        assert f"✓ {expect.text} · {expect.check}: " in told
+        assert (f"✓ {expect.text}: " in told and f" [{expect.check}]" in told) or f"✓ {expect.check}: " in told
 
 
 @pytest.mark.parametrize("name", [name for name in SHIPPED if load(shipped()[name]).model == "tiny"])
@@ -96,12 +96,12 @@ def test_an_expectation_that_fails_makes_exit_code_1(tmp_path: Path, capsys: pyt
     assert broken != text
     result = play(capsys, str(written(tmp_path, broken, "broken.toml")))
     assert result.code == 1 and not result.err
-    assert "✗ The pool is too small for four. · preemptions >= 200: 2\n" in result.out
+    assert "✗ The pool is too small for four: 2  [preemptions >= 200]\n" in result.out
     assert result.out.count("✗") == 1 and "✓ Preempted or not" in result.out
 
 
 def test_who_is_refused_makes_exit_code_1_and_is_told_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    inject = "[[script]]\nstep = 0\ninject = [{ tokens = 5 }, { tokens = 70 }]\n"
+    inject = "[[script]]\nstep = 0\ninject = [{ tokens = 5 }, { text = '" + 70 * "a" + "' }]\n"
     text = text_of_preset(
         middle="parameters.max_model_len = 64\n",
         inject=inject,
@@ -110,7 +110,7 @@ def test_who_is_refused_makes_exit_code_1_and_is_told_why(tmp_path: Path, capsys
     result = play(capsys, str(written(tmp_path, text)))
     assert result.code == 1
     assert "✗ outputs equal: 1 of 2 requests" in result.out and "✓ refused == 1: 1" in result.out
-    assert "run refused: " in result.out and "70" in result.out and "64" in result.out
+    assert "run refused: the prompt has 71 tokens and max_model_len is 64" in result.out
 
 
 def test_a_pause_of_the_script_holds_up_nobody_who_does_not_watch(

@@ -1065,9 +1065,9 @@ def test_drafts_are_whole_only_if_they_are_ones_own() -> None:
 
 
 async def test_other_keys_for_the_same_commands_work_in_the_detail() -> None:
-    commands = rebound({"only": "z", "keep": "Y", "detail": "D"}, Path("settings.toml"))
+    commands = rebound({"only": "z", "keep": "Y", "detail": "G"}, Path("settings.toml"))
     async with dashboard((120, 40), *stepped("busy"), commands=commands) as stand:
-        await stand.press("D")
+        await stand.press("G")
         assert detail_is_open(stand)
         await stand.press("o", "f")
         assert "only" not in detail(stand).splitlines()[0] and "followed" not in detail(stand).splitlines()[0]

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 
+from app.comparison.figures import numbers
 from app.history import History
 from app.metrics import SPREADS, STATISTICS, TOTALS, Metric, MetricError, amount
 from app.run import Run
@@ -147,3 +148,39 @@ def test_amounts_are_written_for_people() -> None:
     assert amount(0.7474, "seconds") == "747 ms" and amount(12.34, "seconds") == "12.3 s"
     assert amount(0.257, "share") == "26%" and amount(None, "tokens") == "-"
     assert amount(12345, "tokens") == "12,345" and amount(2.25, "") == "2.2"
+
+
+def test_the_pool_in_use_counts_what_a_step_held_while_it_was_computed() -> None:
+    """A request that ends in its first step holds blocks, if only for that step; another one's shared block counts."""
+    stage = ScriptedEngine(config(blocks=10, bs=8, budget=64, seqs=4, length=80))
+    stage.add(sentence(40), max_tokens=1)
+    stage.run_to_end()
+    run = Run("once", stage.traces)
+    assert [row.used_blocks for row in run.steps] == [0] and figure(run, "kv_max") == 0.5
+    run = Run("sharing", scenario("sharing"))
+    assert all(row.used_blocks <= row.peak_blocks <= row.usable_blocks for row in run.steps)
+
+
+def test_steps_that_only_report_are_no_steps_that_were_computed() -> None:
+    stage = ScriptedEngine(EngineConfig())
+    stage.add(max_tokens=2)
+    stage.run_to_end()
+    stage.engine.reconfigure(max_num_seqs=3)
+    stage.run_to_end()
+    run = Run("idle", stage.traces)
+    assert len(run.steps) == 3 and figure(run, "steps") == 2 and figure(run, "running_mean") == 1
+
+
+def test_metrics_of_a_run_that_was_repeated_are_medians() -> None:
+    runs = [Run("x", scenario(name)) for name in ("busy", "preempting", "sharing")]
+    steps = sorted(figure(run, "steps") or 0 for run in runs)
+    first, *runs[0].repeats = runs
+    assert figure(first, "steps") == steps[1] == numbers(first, [])["steps"]
+
+
+def test_a_request_that_was_aborted_has_no_end_to_wait_for() -> None:
+    run = Run("ended", scenario("ended"))
+    aborted = [row for row in run.requests if row.view.finished and row.view.finished.reason == "abort"]
+    assert aborted and figure(run, "served") == len(run.requests) - len(aborted)
+    ends = [row.token_steps[-1] - row.arrival_step + 1 for row in run.requests if row.is_served]
+    assert figure(run, "e2e_steps.max") == max(ends)
