@@ -500,3 +500,10 @@ text = "t"
     preset = load(written(tmp_path, text))
     assert set(Preset.model_fields) == preset.model_fields_set
     assert preset.config(preset.scene[0], {"policy": "fcfs"}).policy == "fcfs"
+
+
+def test_the_readme_tells_the_moral_of_each_preset() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    for name, path in shipped().items():
+        preset = load(path)
+        assert f"| `{name}` | {preset.title} | {' '.join(preset.moral.split())} |\n" in readme
