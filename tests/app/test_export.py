@@ -392,6 +392,11 @@ def test_the_command_writes_where_it_is_told_to(run: Path, capsys: pytest.Captur
         (("run.gz", "--as=svg", "--size=big"), "columns x rows"),
         (("run.gz", "--as=json", "--to=no/such/folder"), "cannot be written"),
         (("run.gz", "--as=json", "--to=run.gz/x"), "cannot be written"),
+        (("run.gz", "--as=json", "--to=/"), "exists already"),
+        (("run.gz", "--as=json", "--to="), "exists already"),
+        (("run.gz", "--as=csv", "--num-blocks=90"), "--num-blocks goes with a preset"),
+        (("figure", "--as=svg", "--size=1x1"), "none of these sizes"),
+        (("figure", "--as=json", "--to=run.gz"), "exists already"),
     ],
 )
 def test_mistakes_are_told_in_one_line(

@@ -144,6 +144,14 @@ def test_scenes_are_recorded_into_a_file_each(tmp_path: Path, capsys: pytest.Cap
         assert [trace.note for trace in recording.traces] == ["", "", "Now.", ""]
 
 
+def test_a_scene_that_cannot_be_recorded_is_no_success(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    scenes = '[[scene]]\nname = "a"\n[[scene]]\nname = "b"\n'
+    (tmp_path / "run-2.gz").write_text("mine")
+    result = play(capsys, str(written(tmp_path, text_of_preset(middle=scenes))), "--record", str(tmp_path / "run.gz"))
+    assert result.code == 2 and "run-2.gz exists already" in result.err
+    assert (tmp_path / "run-2.gz").read_text() == "mine"
+
+
 def test_flags_hold_in_every_scene(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     scenes = '[[scene]]\nname = "a"\nparameters = { max_num_seqs = 4 }\n[[scene]]\nname = "b"\n'
     change = "[[script]]\nstep = 1\nset = { max_num_seqs = 3 }\n"
