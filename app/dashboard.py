@@ -30,7 +30,6 @@ from app.panels.axis import GoTo
 from app.panels.panel import Panel
 from app.panels.requests import RequestsPanel
 from app.parameters import SPEED, Changes, Value, check, next_speed, parse, turned
-from app.player import PAUSE
 from app.preset import Preset
 from app.protocol import EngineOptions, Event
 from app.replay import NO_ENGINE
@@ -56,6 +55,8 @@ from engine.config import ConfigError, EngineConfig
 Opened = TypeVar("Opened", bound=Screen[Any])
 Result = TypeVar("Result")
 
+PAUSE = 3.0
+"""Seconds between two scenes."""
 BRIEFLY = 2.5
 """Seconds for a note that only confirms a key."""
 WIDTHS = [(0, "-too-narrow"), (MIN_WIDTH, "-narrow"), (100, "-normal"), (160, "-wide")]
@@ -377,7 +378,7 @@ class Dashboard(ThemedApp[int]):
 
     async def action_presets(self) -> None:
         if not self._has_ended() and not self._is_recording():
-            await self._open(PresetsScreen(can_leave=self.demo.player is not None), self._play_chosen)
+            await self._open(PresetsScreen(can_leave=not self.session.is_first_run), self._play_chosen)
 
     def _play_chosen(self, preset: Preset | Literal["leave"] | None) -> None:
         ready = self.session.ready

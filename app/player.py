@@ -14,9 +14,6 @@ from app.session import Session
 from app.workload import alone_config, alone_cues, cues, outputs
 from engine.config import EngineConfig
 
-PAUSE = 3.0
-"""Seconds between two scenes on the screen."""
-
 
 @dataclass(frozen=True, slots=True)
 class Part:

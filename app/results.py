@@ -12,12 +12,17 @@ from app.text import printable
 
 SIGNS = {True: ("✓", DECODE), False: ("✗", PREEMPTED), None: ("?", WAITING)}
 
+HEADLESS = "`nanoviz play NAME --headless` plays it as fast as it goes."
+
 
 def results(moral: str, verdicts: Iterable[Verdict], runs: Sequence[Run]) -> list[Sequence[Part]]:
     """The moral of a preset, each expectation with what was found, and what else one has to know of these runs."""
     lines: list[Sequence[Part]] = [[(" ".join(printable(moral, newlines=True).split()), style(BRIGHT))], []]
     lines += map(verdict_line, verdicts)
-    return [*lines, *remarks(runs)]
+    lines += remarks(runs)
+    if any(run.was_held for run in runs):
+        lines.append([("• ", style(WAITING, bold=True)), (HEADLESS, style(WAITING))])
+    return lines
 
 
 def remarks(runs: Sequence[Run]) -> list[Sequence[Part]]:
@@ -27,8 +32,8 @@ def remarks(runs: Sequence[Run]) -> list[Sequence[Part]]:
         told.append(f"You have joined in ({', '.join(touched)}): what is found there may be your doing.")
     if held := [run.name for run in runs if run.was_held]:
         told.append(
-            f"Held back ({', '.join(held)}), for its steps to be followed: its times say nothing, its steps and tokens "
-            "do. `nanoviz play NAME --headless` goes as fast as it can."
+            f"Held back ({', '.join(held)}), for its steps to be followed: its times say nothing, "
+            "its steps and tokens do."
         )
     told += [f"{run.name} refused: {reason}" for run in runs for reason in run.refused]
     return [[("• ", style(WAITING, bold=True)), (printable(line), style(WAITING))] for line in told]

@@ -126,6 +126,11 @@ class Session:
         return "running" if self.is_busy else "idle"
 
     @property
+    def is_first_run(self) -> bool:
+        """The engine has not begun anew yet: its parameters are the program's."""
+        return self._num_runs == 0
+
+    @property
     def is_busy(self) -> bool:
         """Somebody has not been served to the end."""
         trace = self.view.trace

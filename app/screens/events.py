@@ -9,13 +9,13 @@ from typing import ClassVar
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import BindingType
-from textual.screen import ModalScreen
 from textual.widgets import OptionList
 from textual.widgets.option_list import Option
 
 from app.commands import bindings
 from app.palette import BRIGHT, style
 from app.panels.events import event_line
+from app.screens.chooser import Chooser
 from app.screens.rich_text import rich_text
 from app.view import EventView
 
@@ -34,7 +34,7 @@ class EventOption(Option):
         self.event = event
 
 
-class EventsScreen(ModalScreen[int]):
+class EventsScreen(Chooser[int]):
     """The events of all steps that are kept, as it was when the screen was opened. Gives back the chosen one's step.
 
     `here` is the step that is shown: the last event up to it is chosen first. Of more than MOST those around it are
@@ -42,23 +42,19 @@ class EventsScreen(ModalScreen[int]):
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        ("escape", "close", "Close"),
         *bindings("close", "events", "quit"),
         ("p", "filter", "Preemptions only"),
-        ("j", "move(1)", "Next"),
-        ("k", "move(-1)", "Previous"),
     ]
 
     def __init__(self, events: Iterable[EventView], here: int) -> None:
-        super().__init__()
+        super().__init__(OptionList(id="events-list", markup=False))
         self._events = tuple(events)
         self._here = here
         self._only_preemptions = False
         self._marked: int | None = None
-        self._list = OptionList(id="events-list", markup=False)
 
     def compose(self) -> ComposeResult:
-        yield self._list
+        yield self.choices
 
     def on_mount(self) -> None:
         self._fill()
@@ -74,14 +70,15 @@ class EventsScreen(ModalScreen[int]):
         self._marked = None
         title = "Preemptions, newest last" if only else "Events, newest last"
         some = f": {first + 1:,} to {first + MOST:,} of {len(found):,}" if len(found) > MOST else ""
-        self._list.border_title = title + some
-        self._list.border_subtitle = f"enter goes there · p {'all events' if only else 'only preemptions'} · esc closes"
+        self.choices.border_title = title + some
+        other = "all events" if only else "only preemptions"
+        self.choices.border_subtitle = f"enter goes there · p {other} · esc closes"
         if not listed:
             nothing = "nobody was preempted" if only else "nothing has happened yet"
-            self._list.set_options([Option(nothing, disabled=True)])
+            self.choices.set_options([Option(nothing, disabled=True)])
             return
-        self._list.set_options(EventOption(self._prompt(event), event) for event in listed)
-        self._list.highlighted = max(0, here - first)
+        self.choices.set_options(EventOption(self._prompt(event), event) for event in listed)
+        self.choices.highlighted = max(0, here - first)
 
     def _prompt(self, event: EventView, *, marked: bool = False) -> Text:
         mark = ("▸" if marked else " ", style(BRIGHT, bold=True))
@@ -96,32 +93,19 @@ class EventsScreen(ModalScreen[int]):
             return
         before = self._option(self._marked)
         if self._marked is not None and isinstance(before, EventOption):
-            self._list.replace_option_prompt_at_index(self._marked, self._prompt(before.event))
+            self.choices.replace_option_prompt_at_index(self._marked, self._prompt(before.event))
         self._marked = index
         self._here = chosen.event.step
-        self._list.replace_option_prompt_at_index(index, self._prompt(chosen.event, marked=True))
+        self.choices.replace_option_prompt_at_index(index, self._prompt(chosen.event, marked=True))
 
     def _option(self, index: int | None) -> Option | None:
-        return None if index is None or index >= self._list.option_count else self._list.get_option_at_index(index)
+        return None if index is None or index >= self.choices.option_count else self.choices.get_option_at_index(index)
 
     def on_option_list_option_selected(self, message: OptionList.OptionSelected) -> None:
         if isinstance(message.option, EventOption):
             self.dismiss(message.option.event.step)
 
-    def on_resize(self) -> None:
-        """On a screen that was too small for the list it has lost the focus."""
-        self.call_after_refresh(self.set_focus, self._list)
-
-    def action_move(self, by: int) -> None:
-        if by > 0:
-            self._list.action_cursor_down()
-        else:
-            self._list.action_cursor_up()
-
     def action_filter(self) -> None:
         """Between all events and only the preemptions."""
         self._only_preemptions = not self._only_preemptions
         self._fill()
-
-    def action_close(self) -> None:
-        self.dismiss()

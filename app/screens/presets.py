@@ -8,13 +8,13 @@ from typing import ClassVar, Literal
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Vertical
-from textual.screen import ModalScreen
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
 from app.commands import bindings
 from app.preset import Preset
 from app.preset_files import PresetError, available, load
+from app.screens.chooser import Chooser
 from app.text import printable
 from app.words import plural
 
@@ -22,33 +22,29 @@ LEAVE = "leave"
 LEAVING = "An empty engine, with the parameters that the program was started with."
 
 
-class PresetsScreen(ModalScreen[Preset | Literal["leave"]]):
+class PresetsScreen(Chooser[Preset | Literal["leave"]]):
     """Gives back the chosen preset. One that cannot be read is listed with the reason.
 
     With `can_leave` there is a row for playing none any more.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        ("escape", "close", "Close"),
         *bindings("close", "presets", "quit"),
-        ("j", "move(1)", "Next"),
-        ("k", "move(-1)", "Previous"),
     ]
 
     def __init__(self, *, can_leave: bool) -> None:
-        super().__init__()
         self._found = [(name, _read(path)) for name, path in available().items()]
         options = [_option(index, found) for index, found in enumerate(self._found)]
         if can_leave:
             options.append(Option("    no preset", id=LEAVE))
-        self._list = OptionList(*options, id="presets-list", markup=False)
+        super().__init__(OptionList(*options, id="presets-list", markup=False))
         self._moral = Static(id="presets-moral", markup=False)
 
     def compose(self) -> ComposeResult:
         with Vertical(id="presets") as frame:
             frame.border_title = "Presets"
             frame.border_subtitle = "enter plays it · esc closes"
-            yield self._list
+            yield self.choices
             yield self._moral
 
     def on_option_list_option_highlighted(self, message: OptionList.OptionHighlighted) -> None:
@@ -71,19 +67,6 @@ class PresetsScreen(ModalScreen[Preset | Literal["leave"]]):
         preset = self._found[message.option_index][1]
         if isinstance(preset, Preset):
             self.dismiss(preset)
-
-    def on_resize(self) -> None:
-        """On a screen that was too small for the list it has lost the focus."""
-        self.call_after_refresh(self.set_focus, self._list)
-
-    def action_move(self, by: int) -> None:
-        if by > 0:
-            self._list.action_cursor_down()
-        else:
-            self._list.action_cursor_up()
-
-    def action_close(self) -> None:
-        self.dismiss()
 
 
 def _read(path: Path) -> Preset | str:

@@ -362,6 +362,17 @@ async def test_one_can_leave_presets_for_an_empty_engine() -> None:
         assert session.view.num_finished == 1
 
 
+async def test_the_way_back_to_the_start_is_open_after_a_run_once_more() -> None:
+    async with show() as made:
+        await made.play()
+        await made.run()
+        await made.stand.press("N")
+        await made.run()
+        await made.stand.press("D", "end", "enter")
+        await made.tick()
+        assert made.stand.app.session.config == EngineConfig() and made.stand.app.session.view.trace is None
+
+
 async def test_nothing_arrives_by_itself_in_a_run_that_begins_anew() -> None:
     async with show() as made:
         await made.stand.press("greater_than_sign", "greater_than_sign")
