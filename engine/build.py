@@ -11,7 +11,7 @@ from engine.core import LLMEngine
 from engine.model import LoadedModel, load_model
 from engine.progress import Progress, Report
 from engine.runner import ModelRunner
-from engine.selfcheck import Exactness, self_check
+from engine.selfcheck import Exactness, own_logits, self_check
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +53,9 @@ def serve_model(
             f"max_model_len is {config.max_model_len}, but {loaded.name} was made for at most {longest} tokens; "
             f"use --max-model-len {longest} or less."
         )
-    runner = ModelRunner(loaded.model, config)
     report(Progress("checking that schedules do not change results"))
-    exactness = self_check(runner, config)
+    own = own_logits(loaded.model, config)
+    runner = ModelRunner(loaded.model, config)
+    exactness = self_check(runner, config, own)
     engine = LLMEngine(config, runner, loaded.tokenizer, vocab_size=loaded.vocab_size, clock=clock)
     return BuiltEngine(engine, loaded, exactness)

@@ -15,17 +15,20 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from engine.attention import ATTENTION, ROW_TILE, SPLIT
+from engine.attention import SPLIT
 from engine.config import EngineConfig
+from engine.packed import compute_dtype, is_packed, is_packed_whole
 from engine.progress import ModelError, one_line
 from engine.request import Request, SamplingParams
-from engine.runner import ModelRunner
+from engine.runner import ROW_TILE, ModelRunner
 from engine.sampler import Sampler
 from engine.scheduler import Scheduler
 
-ROW_TILES = (ROW_TILE, 2 * ROW_TILE, 4 * ROW_TILE, 8 * ROW_TILE)
+ROW_TILES = (1, ROW_TILE, 2 * ROW_TILE, 4 * ROW_TILE, 8 * ROW_TILE)
 NUM_TOKENS = SPLIT + 6
 """Prompt length: enough for a second split of keys."""
+BUDGETS = (29, 7)
+"""Of the schedules that cut the prompt up."""
 TOLERANCE = 0.02
 """Largest difference to the model's own attention, as a share of the logits' spread: far above rounding in any
 dtype, far below what a wrong mask or position makes."""
@@ -35,8 +38,8 @@ dtype, far below what a wrong mask or position makes."""
 class Exactness:
     """`bitwise`: logits are the same bits whatever the schedule. `max_difference`: the largest one seen in the check.
 
-    Only dense models in float32 on the CPU are ever called bitwise: elsewhere rare differences escape a check this
-    small.
+    Only dense models whose products are computed in float32 on the CPU are ever called bitwise: elsewhere rare
+    differences escape a check this small.
     """
 
     bitwise: bool
@@ -50,29 +53,54 @@ class Exactness:
         return f"best effort ({seen} in the self-check)"
 
 
-def self_check(runner: ModelRunner, config: EngineConfig) -> Exactness:
+def own_logits(model: PreTrainedModel, config: EngineConfig) -> Tensor | None:
+    """What the model's own modules and attention say to the check's prompt; None once a runner has packed them.
+
+    Raises ModelError if it cannot be run.
+    """
+    if is_packed(model):
+        return None
+    with _two_layers(model), _refusing_what_cannot_run(model), torch.inference_mode():
+        implementation = model.config._attn_implementation
+        model.set_attn_implementation("sdpa")
+        try:
+            ids = torch.tensor([_prompt(model, config)], device=model.device)
+            logits: Tensor = model(input_ids=ids, use_cache=False, logits_to_keep=1).logits[0, -1].float()
+        finally:
+            model.set_attn_implementation(implementation)
+    return logits
+
+
+def self_check(runner: ModelRunner, config: EngineConfig, own: Tensor | None = None) -> Exactness:
     """Try the runner out on its own model and set the narrowest row tile that keeps results exact.
 
-    Raises ModelError if the paged attention does not compute what the model's own attention does: then the
-    architecture needs something that a causal paged cache does not give.
+    `own`: what `own_logits` gave before the runner took the model over. Raises ModelError if the paged attention does
+    not compute the same: then the architecture needs something that a causal paged cache does not give.
     """
-    length = min(NUM_TOKENS, config.max_model_len - 2)
-    vocab_size = runner.model.get_input_embeddings().weight.shape[0]
-    prompt = [(7 * i + i * i) % vocab_size for i in range(length)]
-    mate = [(11 * i + 3) % vocab_size for i in range(length // 3 + 1)]
+    prompt = _prompt(runner.model, config)
+    mate = [(11 * i + 3) % runner.model.get_input_embeddings().weight.shape[0] for i in range(len(prompt) // 3 + 1)]
+    least = runner.row_tile
     differences: list[float] = []
     with _two_layers(runner.model), _refusing_what_cannot_run(runner.model):
-        for tile in ROW_TILES:
+        for tile in (tile for tile in ROW_TILES if tile >= least):
             runner.row_tile = tile
-            alone = _logits(runner, config, [prompt], budget=length)
-            mixed = _logits(runner, config, [mate, prompt], budget=29)
-            if not differences:
-                _compare_with_own_attention(runner, prompt, alone[0])
-            differences.append(max(float((a - b).abs().max()) for a, b in zip(alone, mixed, strict=True)))
-            if differences[-1] == 0.0:
+            alone = _logits(runner, config, [prompt], budget=len(prompt))
+            if own is not None and not differences:
+                _compare(runner.model, own, alone[0])
+            difference = 0.0
+            for budget in BUDGETS:
+                mixed = _logits(runner, config, [mate, prompt], budget)
+                difference = max(difference, *(float((a - b).abs().max()) for a, b in zip(alone, mixed, strict=True)))
+            differences.append(difference)
+            if difference == 0.0:
                 return Exactness(_can_be_exact(runner.model), tile)
-    runner.row_tile = ROW_TILE
-    return Exactness(False, ROW_TILE, differences[0])
+    runner.row_tile = least
+    return Exactness(False, least, differences[0])
+
+
+def _prompt(model: PreTrainedModel, config: EngineConfig) -> list[int]:
+    vocab_size = model.get_input_embeddings().weight.shape[0]
+    return [(7 * i + i * i) % vocab_size for i in range(min(NUM_TOKENS, config.max_model_len - 2))]
 
 
 @contextmanager
@@ -107,7 +135,10 @@ def _can_be_exact(model: PreTrainedModel) -> bool:
     """What may be called bitwise if it passes. Experts get rows in numbers that depend on the whole batch."""
     config = model.config.get_text_config()
     has_experts = any(getattr(config, name, None) for name in ("num_experts", "num_local_experts", "n_routed_experts"))
-    return model.dtype == torch.float32 and model.device.type == "cpu" and not has_experts
+    computes_in_float32 = model.dtype == torch.float32 or (
+        is_packed_whole(model) and compute_dtype(model.dtype) == torch.float32
+    )
+    return computes_in_float32 and model.device.type == "cpu" and not has_experts
 
 
 class _Recorder(Sampler):
@@ -149,16 +180,8 @@ def _logits(runner: ModelRunner, config: EngineConfig, prompts: Sequence[list[in
     return recorder.logits
 
 
-@torch.inference_mode()
-def _compare_with_own_attention(runner: ModelRunner, prompt: list[int], ours: Tensor) -> None:
-    model = runner.model
-    model.set_attn_implementation("sdpa")
-    try:
-        ids = torch.tensor([prompt], device=model.device)
-        theirs = model(input_ids=ids, use_cache=False, logits_to_keep=1).logits[0, -1].float()
-    finally:
-        model.set_attn_implementation(ATTENTION)
-    difference = float((ours - theirs).abs().max() / theirs.std().clamp(min=1e-6))
+def _compare(model: PreTrainedModel, own: Tensor, ours: Tensor) -> None:
+    difference = float((ours - own).abs().max() / own.std().clamp(min=1e-6))
     if not difference < TOLERANCE * (1 if model.dtype == torch.float32 else 10):
         raise ModelError(
             f"this {model.config.model_type} model does not give the same results on the paged cache (off by "

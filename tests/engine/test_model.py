@@ -35,10 +35,11 @@ from engine.build import serve_model
 from engine.config import ConfigError, EngineConfig
 from engine.core import LLMEngine
 from engine.model import check_config, load_model
+from engine.packed import compute_dtype, is_packed_whole
 from engine.progress import ModelError, Progress
 from engine.request import RequestError, SamplingParams
 from engine.runner import ModelRunner
-from engine.selfcheck import self_check
+from engine.selfcheck import Exactness, own_logits, self_check
 from engine.verify import verify
 
 SMALL = {
@@ -51,6 +52,14 @@ SMALL = {
     "head_dim": 8,
     "eos_token_id": 256,
 }
+
+
+def check(model: PreTrainedModel) -> Exactness:
+    """The self-check of a model that no runner has taken over yet."""
+    config = EngineConfig()
+    own = own_logits(model, config)
+    assert own is not None
+    return self_check(ModelRunner(model, config), config, own)
 
 
 def save(model: PreTrainedModel, path: Path) -> Path:
@@ -157,11 +166,17 @@ def test_devices_and_dtypes_that_are_not_there() -> None:
     assert "float32" in error_of("tiny", dtype="int3")
 
 
-def test_bfloat16_says_best_effort() -> None:
+@pytest.mark.parametrize("packed", [True, False])
+def test_short_types_are_bitwise_only_where_products_are_computed_in_float32(
+    packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not packed:
+        monkeypatch.setattr("engine.packed.can_pack", lambda device: False)
     loaded = load_model("tiny", dtype="bfloat16")
     assert loaded.model.dtype == torch.bfloat16
-    exactness = self_check(ModelRunner(loaded.model, EngineConfig()), EngineConfig())
-    assert not exactness.bitwise and "best effort" in str(exactness)
+    exactness = check(loaded.model)
+    in_float32 = is_packed_whole(loaded.model) and compute_dtype(torch.bfloat16) == torch.float32
+    assert exactness.bitwise == in_float32 and ("best effort" in str(exactness)) != in_float32
 
 
 @pytest.mark.parametrize(
@@ -185,15 +200,21 @@ def test_self_check_finds_an_attention_that_computes_something_else(monkeypatch:
 
     from engine.attention import paged_attention
 
-    loaded = load_model("tiny")
-    runner = ModelRunner(loaded.model, EngineConfig())
-
     def wrong(module, query, key, value, mask, **kwargs):  # type: ignore[no-untyped-def]
         return paged_attention(module, query, key, value, mask, **{**kwargs, "scaling": kwargs["scaling"] * 1.5})
 
     monkeypatch.setitem(AttentionInterface._global_mapping, ATTENTION, wrong)
+    monkeypatch.setattr("engine.packed.can_pack", lambda device: False)  # else no layer asks transformers for it
     with pytest.raises(ModelError, match="plain causal attention"):
-        self_check(runner, EngineConfig())
+        check(load_model("tiny").model)
+
+
+def test_attention_without_a_kernel_for_it_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on devices that are not here."""
+    from engine import attention
+
+    monkeypatch.setattr(attention, "_attend", attention._attend_anywhere)
+    assert not check(load_model("tiny").model).max_difference > 1e-3
 
 
 def test_self_check_widens_the_row_tile_or_says_best_effort(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -377,14 +398,12 @@ def test_a_pool_that_no_memory_holds() -> None:
 def test_what_overflows_in_float16_stays_with_its_request() -> None:
     """Blocks are reused: what one request left in them must not reach the next, however masked it is."""
     loaded = load_model("tiny", dtype="float16")
+    loaded.model.base_model.layers[0].self_attn.v_proj.weight.data *= 5e4
     runner = ModelRunner(loaded.model, EngineConfig())
     engine = LLMEngine(EngineConfig(), runner)
-    value_projection = loaded.model.base_model.layers[0].self_attn.v_proj.weight
-    weights = value_projection.data.clone()
-    value_projection.data *= 1e6
     engine.generate([list(range(40))], SamplingParams(max_tokens=2))
-    assert all(torch.isfinite(values).all() for values in runner.cache.values)
-    value_projection.data = weights
+    assert all(torch.isfinite(layer).all() for layer in runner.cache.layers)
+    assert max(layer.max() for layer in runner.cache.layers) == torch.finfo(torch.float16).max
 
 
 def test_every_loader_refuses_code_that_comes_with_a_model() -> None:
