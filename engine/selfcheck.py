@@ -27,8 +27,8 @@ from engine.scheduler import Scheduler
 ROW_TILES = (1, ROW_TILE, 2 * ROW_TILE, 4 * ROW_TILE, 8 * ROW_TILE)
 NUM_TOKENS = SPLIT + 6
 """Prompt length: enough for a second split of keys."""
-BUDGETS = (29, 7)
-"""Of the schedules that cut the prompt up."""
+BUDGET = 29
+"""Of the schedule that cuts the prompt up."""
 TOLERANCE = 0.02
 """Largest difference to the model's own attention, as a share of the logits' spread: far above rounding in any
 dtype, far below what a wrong mask or position makes."""
@@ -87,12 +87,9 @@ def self_check(runner: ModelRunner, config: EngineConfig, own: Tensor | None = N
             alone = _logits(runner, config, [prompt], budget=len(prompt))
             if own is not None and not differences:
                 _compare(runner.model, own, alone[0])
-            difference = 0.0
-            for budget in BUDGETS:
-                mixed = _logits(runner, config, [mate, prompt], budget)
-                difference = max(difference, *(float((a - b).abs().max()) for a, b in zip(alone, mixed, strict=True)))
-            differences.append(difference)
-            if difference == 0.0:
+            mixed = _logits(runner, config, [mate, prompt], BUDGET)
+            differences.append(max(float((a - b).abs().max()) for a, b in zip(alone, mixed, strict=True)))
+            if differences[-1] == 0.0:
                 return Exactness(_can_be_exact(runner.model), tile)
     runner.row_tile = least
     return Exactness(False, least, differences[0])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 
 from pydantic import Field
 
@@ -78,6 +78,10 @@ class Verify(Settings):
 class Bench(Settings):
     """Measure a part of nanoviz on this machine.
 
+    engine: tokens a second of our engine against transformers (one by one, continuous batching, one padded batch) and
+    vLLM, if it can be imported; greedy, on the same prompts and threads, in turns, on all cores unless
+    --threads says otherwise.
+
     scheduler: microseconds that the decision of a step takes, with growing numbers of running and waiting requests and
     no model; the policy and the other parameters that are no sizes are those of the settings.
 
@@ -91,12 +95,23 @@ class Bench(Settings):
 
     @classmethod
     def add_arguments(cls, parser: ArgumentParser) -> None:
-        parser.add_argument("part", choices=["scheduler", "ui", "soak"], help="what to measure")
+        parser.add_argument("part", choices=["engine", "scheduler", "ui", "soak"], help="what to measure")
+        engine = parser.add_argument_group("of engine alone")
+        engine.add_argument("--requests", type=_positive, default=16, metavar="N", help="how many, all at once (16)")
+        engine.add_argument(
+            "--prompt-len", type=_lengths, default=(16, 64), metavar="N or A-B", help="tokens of each prompt (16-64)"
+        )
+        engine.add_argument("--new-tokens", type=_positive, default=64, metavar="N", help="to generate for each (64)")
+        engine.add_argument("--rounds", type=_positive, default=3, metavar="N", help="that count, after one more (3)")
+        engine.add_argument("--json", action="store_true", help="print the result as JSON, and nothing else")
 
     def execute(self, arguments: Namespace) -> int:
         from app.protocol import EngineOptions
 
         config = self.engine_config()
+        if arguments.part == "engine":
+            self._bench_engine(arguments)
+            return 0
         options = EngineOptions(self.model, self.dtype, self.device, self.num_threads(), config)
         if arguments.part == "scheduler":
             from app import headless
@@ -113,3 +128,35 @@ class Bench(Settings):
         locate(self.model)
         bench_ui(options)
         return 0
+
+    def _bench_engine(self, arguments: Namespace) -> None:
+        from app.bench_engine import Workload, print_bench
+        from engine.contenders import Contest
+
+        locate(self.model)
+        shortest, longest = arguments.prompt_len
+        contest = Contest(
+            self.model,
+            "float32" if self.dtype == "auto" else self.dtype,
+            self.num_threads(all_cores=True),
+            arguments.requests,
+            longest + arguments.new_tokens + 1,
+        )
+        workload = Workload(arguments.requests, shortest, longest, arguments.new_tokens)
+        print_bench(contest, workload, arguments.rounds, json=arguments.json)
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
+    return int(text)
+
+
+def _lengths(text: str) -> tuple[int, int]:
+    """`40`, or `16-64` for random ones between these."""
+    first, dash, last = text.partition("-")
+    shortest = _positive(first)
+    longest = _positive(last) if dash else shortest
+    if longest < shortest:
+        raise ArgumentTypeError(f"{text!r} goes from more to less")
+    return shortest, longest

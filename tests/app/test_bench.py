@@ -1,17 +1,20 @@
-"""`nanoviz bench ui` and `soak`: that they measure what they say, and run. What they find here is not looked at."""
+"""`nanoviz bench`: that its parts measure what they say, and run. How fast anything is here is not looked at."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 
 import pytest
 
-from app import bench_soak, bench_ui, protocol
+from app import bench_engine, bench_soak, bench_ui, protocol
+from app.bench_engine import Standing, Workload, table
 from app.bench_soak import Reading, growth
 from app.bench_ui import latencies
 from app.pseudo_terminal import COLUMNS, Frame, Screen
 from app.watched import steps_of
+from engine.progress import ModelError
 from tests.app.support import READY, STEP_SECONDS, TIMES, run_cli, scenario
 
 
@@ -98,3 +101,58 @@ def test_bench_soak_finds_nothing_wrong(capsys: pytest.CaptureFixture[str], monk
     assert result.out.count("yes  ") == 5 and "NO  " not in result.out
     steps = [int(row.split()[1]) for row in result.out.splitlines() if re.fullmatch(r"[\d, ]+", row)]
     assert len(steps) >= 5 and steps == sorted(set(steps)) and steps[0] >= 30 and steps[4] >= 150
+
+
+CONTEST = ("bench", "engine", "--model", "tiny", "--requests", "3", "--prompt-len", "2-9", "--new-tokens", "4")
+
+
+def test_bench_engine_serves_the_same_requests_with_every_engine(capsys: pytest.CaptureFixture[str]) -> None:
+    result = run_cli(capsys, *CONTEST, "--rounds", "1", "--json")
+    assert result.code == 0 and not result.err, result
+    standings = json.loads(result.out)["standings"]
+    assert [standing["name"] for standing in standings][:2] == ["nanoviz", "transformers, one by one"]
+    assert len(standings) >= 4 and all(standing["num_same"] == 3 for standing in standings), standings
+    assert [standing["ratio"] is None for standing in standings] == [True] + [False] * (len(standings) - 1)
+
+
+def test_a_contest_of_prompts_that_are_the_same_every_time() -> None:
+    workload = Workload(num_requests=50, shortest=2, longest=4, num_tokens=1)
+    prompts = workload.prompts()
+    assert prompts == workload.prompts() and {len(prompt) for prompt in prompts} == {2, 3, 4}
+
+
+def test_the_table_says_when_the_machine_was_noisy() -> None:
+    workload = Workload(2, 1, 1, 1)
+    calm = Standing("calm", "v1", 100.0, 1.01, None, 2)
+    noisy = Standing("noisy", "v2", 50.0, 1.9, 2.0, 1)
+    assert not any("noisy" in line for line in table([calm], workload))
+    *_, row, warning = table([calm, noisy], workload)
+    assert "2.00x" in row and "1/2" in row and "1.90x" in row
+    assert "noisy:" in warning and "calm" not in warning
+
+
+def test_a_contender_that_cannot_run_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    result = run_cli(capsys, *CONTEST, "--dtype", "int3")
+    assert result.code == 2 and "nanoviz cannot be measured" in result.err and "int3" in result.err
+
+
+@pytest.mark.parametrize("flags", [("--requests", "0"), ("--prompt-len", "9-5"), ("--prompt-len", "x")])
+def test_contests_that_make_no_sense(flags: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    result = run_cli(capsys, "bench", "engine", *flags)
+    assert result.code == 2 and repr(flags[1]) in result.err
+
+
+def test_outputs_of_ours_that_change_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = bench_engine.Contender("nanoviz", "v", None)  # type: ignore[arg-type]
+    answers = iter([("", 1.0, [[1]]), ("", 1.0, [[2]])])
+
+    class Changing:
+        def send(self, workload: Workload) -> None: ...
+
+        def recv(self) -> tuple[str, float, list[list[int]]]:
+            return next(answers)
+
+    ours.connection = Changing()  # type: ignore[assignment]
+    ours.run(Workload(1, 1, 1, 1))
+    with pytest.raises(ModelError, match="bug"):
+        ours.run(Workload(1, 1, 1, 1))

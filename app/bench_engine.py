@@ -1,0 +1,183 @@
+"""`nanoviz bench engine`: our engine against what people would use instead, on the same prompts and threads.
+
+Each contender sits in a process of its own and waits for its turn; they run one after another, round after round, so
+that whatever else the machine does meets them all. What is said of two of them is the median of the rounds' ratios.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from statistics import median
+
+import msgspec
+
+from app.text import printable
+from engine.contenders import CONTENDERS, Contest, available
+from engine.progress import ModelError, one_line
+
+MAX_SPREAD = 1.25
+"""How much longer the slowest of a contender's rounds may take than the fastest before the table warns."""
+CLOSE_SECONDS = 5.0
+SEED = 0
+TOKEN_IDS = range(3, 256)
+"""Prompts are made of these: any vocabulary has them, and none is special."""
+
+
+class Workload(msgspec.Struct, frozen=True):
+    """`num_requests` prompts of `shortest` to `longest` tokens, each with `num_tokens` more to come."""
+
+    num_requests: int
+    shortest: int
+    longest: int
+    num_tokens: int
+
+    def prompts(self) -> list[list[int]]:
+        rng = random.Random(SEED)
+        lengths = [rng.randint(self.shortest, self.longest) for _ in range(self.num_requests)]
+        return [[rng.choice(TOKEN_IDS) for _ in range(length)] for length in lengths]
+
+
+class Standing(msgspec.Struct, frozen=True):
+    """How a contender did."""
+
+    name: str
+    version: str
+    tokens_per_second: float
+    """Median of the rounds."""
+    spread: float
+    """Seconds of the slowest round over those of the fastest."""
+    ratio: float | None
+    """By which factor ours is faster: the median of the rounds' ratios; None for ours."""
+    num_same: int | None
+    """Requests whose output is that of transformers for the request alone; None where it does not run."""
+
+
+@dataclass
+class Contender:
+    """One of them, in its process; `connection` is our end of the pipe to it."""
+
+    name: str
+    version: str
+    connection: Connection
+    seconds: list[float] = field(default_factory=list)
+    outputs: list[list[int]] = field(default_factory=list)
+
+    def run(self, workload: Workload) -> float:
+        """Let it serve the workload; the seconds that it took. Raises ModelError if it fails, or changes its mind."""
+        self.connection.send(workload)
+        seconds, outputs = _answer(self.name, self.connection)
+        if self.outputs and outputs != self.outputs and self.name == next(iter(CONTENDERS)):
+            raise ModelError("our own outputs differ from one round to the next; this is a bug.")
+        self.outputs = outputs
+        return float(seconds)
+
+
+def bench_engine(contest: Contest, workload: Workload, rounds: int) -> Iterator[Standing]:
+    """Measure all that can be imported here. Raises ModelError if one of them cannot run the model."""
+    with contextlib.ExitStack() as stack:
+        contenders = [
+            Contender(name, version, stack.enter_context(_process(name, contest)))
+            for name, version in available().items()
+        ]
+        for contender in contenders:
+            _answer(contender.name, contender.connection)
+        for _ in range(1 + rounds):  # the first one warms up
+            for contender in contenders:
+                contender.seconds.append(contender.run(workload))
+    num_tokens = workload.num_requests * workload.num_tokens
+    ours, alone = contenders[:2]
+    for contender in contenders:
+        seconds = contender.seconds[1:]
+        ratios = [theirs / our for theirs, our in zip(seconds, ours.seconds[1:], strict=True)]
+        yield Standing(
+            contender.name,
+            contender.version,
+            num_tokens / median(seconds),
+            max(seconds) / min(seconds),
+            None if contender is ours else median(ratios),
+            sum(output == own for output, own in zip(contender.outputs, alone.outputs, strict=True)),
+        )
+
+
+@contextlib.contextmanager
+def _process(name: str, contest: Contest) -> Iterator[Connection]:
+    context = get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(name, contest, theirs), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        yield ours
+    finally:
+        ours.close()  # which it takes as the end, if it waits for work
+        process.join(CLOSE_SECONDS)
+        process.terminate()
+
+
+def _answer(name: str, connection: Connection) -> tuple[float, list[list[int]]]:
+    try:
+        error, seconds, outputs = connection.recv()
+    except EOFError:
+        error = "its process has ended."
+    if error:
+        raise ModelError(f"{name} cannot be measured: {error}")
+    return seconds, outputs
+
+
+def _serve(name: str, contest: Contest, connection: Connection) -> None:
+    """A contender's process: make it, say so, then serve each workload that comes."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.dup2(null, sys.stderr.fileno())
+    try:
+        generate = CONTENDERS[name][0](contest)
+        connection.send(("", 0.0, []))
+        while True:
+            workload: Workload = connection.recv()
+            prompts = workload.prompts()
+            begin = time.perf_counter()
+            outputs = generate(prompts, workload.num_tokens)
+            connection.send(("", time.perf_counter() - begin, outputs))
+    except (EOFError, KeyboardInterrupt):
+        pass
+    except Exception as error:  # whatever a library says
+        connection.send((one_line(error, 200) or type(error).__name__, 0.0, []))
+
+
+def print_bench(contest: Contest, workload: Workload, rounds: int, *, json: bool) -> None:
+    """Measure, and print a table or one JSON object."""
+    standings = list(bench_engine(contest, workload, rounds))
+    if json:
+        result = {"contest": contest, "workload": workload, "rounds": rounds, "standings": standings}
+        print(msgspec.json.encode(result).decode())
+        return
+    lengths = f"{workload.shortest}-{workload.longest}" if workload.longest > workload.shortest else workload.longest
+    print(
+        f"{printable(contest.model)}, {contest.dtype}, {contest.threads} CPU threads: {workload.num_requests} requests "
+        f"of {lengths} prompt tokens, {workload.num_tokens} new tokens each, medians of {rounds} rounds"
+    )
+    for line in table(standings, workload):
+        print(line)
+
+
+def table(standings: list[Standing], workload: Workload) -> Iterator[str]:
+    """The result as lines of text."""
+    yield f"{'':34}{'tok/s':>9}{'spread':>9}{'ours is':>9}{'same':>8}  on"
+    for standing in standings:
+        ratio = "" if standing.ratio is None else f"{standing.ratio:.2f}x"
+        same = f"{standing.num_same}/{workload.num_requests}"
+        name = printable(standing.name)
+        yield (
+            f"{name:34}{standing.tokens_per_second:9.1f}{standing.spread:8.2f}x{ratio:>9}{same:>8}  {standing.version}"
+        )
+    noisy = [standing.name for standing in standings if standing.spread > MAX_SPREAD]
+    if noisy:
+        yield f"The machine was noisy: rounds of {', '.join(noisy)} differ by more than {MAX_SPREAD - 1:.0%}."
