@@ -7,7 +7,6 @@ import sys
 from collections.abc import Sequence
 
 from app.text import printable
-from engine.bench import scheduler_costs
 from engine.config import EngineConfig
 from engine.progress import Progress
 from engine.request import RequestError, SamplingParams
@@ -104,6 +103,8 @@ def verify(config: EngineConfig, *, model: str, dtype: str, device: str, threads
 
 def bench_scheduler(config: EngineConfig) -> None:
     """Print what a step's decision costs, a line for each size."""
+    from engine.bench import scheduler_costs
+
     print(
         f"policy {config.policy}: median microseconds of a step in which all running requests decode, without a model"
     )

@@ -19,6 +19,9 @@ SCREEN = ("app", "textual", "rich")
 PLAIN = ("config", "request", "block_pool", "scheduler", "trace", "core", "detokenizer")
 """Engine modules that can be read, tested and replayed without a model."""
 
+BUDGETS = {"app.cli": 400, "app.dashboard": 690}
+"""Most modules that these may load, of any package: each costs a fraction of a millisecond before the first frame."""
+
 LIST_MODULES = """
 import importlib, json, sys
 for name in sys.argv[1:]:
@@ -98,3 +101,10 @@ def test_loading_the_whole_engine_loads_no_screen() -> None:
 def test_the_command_line_starts_light() -> None:
     """`nanoviz --version` and every mistake in a flag answer at once."""
     assert not packages_after_importing("app.cli").intersection((*HEAVY, "textual"))
+
+
+@pytest.mark.parametrize("name", BUDGETS)
+def test_what_starts_the_program_loads_few_modules(name: str) -> None:
+    script = f"import {name}, sys; print(len(sys.modules))"
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert 100 < int(result.stdout) <= BUDGETS[name]
