@@ -132,7 +132,7 @@ class _Norm:
 
     def __init__(self, norm: Any) -> None:
         weight: Tensor = norm.weight.detach()
-        self._weight = weight.to(compute_dtype(weight.dtype))
+        self._weight = weight.to(compute_dtype(weight.dtype), copy=True)
         self._eps: float = norm.variance_epsilon
 
     def __call__(self, rows: Tensor) -> Tensor:
@@ -168,6 +168,9 @@ def pack(model: PreTrainedModel) -> None:
         for name, module in list(parent.named_children()):
             if type(module) is nn.Linear:
                 setattr(parent, name, PackedLinear(module))
+    for parameter in model.parameters():
+        # What is left of the model lies in a mapped file, all of which would stay in memory with it.
+        parameter.data = parameter.data.clone()
 
 
 def is_packed(model: PreTrainedModel) -> bool:
