@@ -120,6 +120,7 @@ def _process(name: str, contest: Contest) -> Iterator[Connection]:
         ours.close()  # which it takes as the end, if it waits for work
         process.join(CLOSE_SECONDS)
         process.terminate()
+        process.join()
 
 
 def _answer(name: str, connection: Connection) -> tuple[float, list[list[int]]]:

@@ -158,7 +158,7 @@ def pack(model: PreTrainedModel) -> None:
 
     Each module's own weights go as soon as they are packed; what a model shares with its embeddings stays for these.
     """
-    if not can_pack(model.device):
+    if is_packed(model) or not can_pack(model.device):
         return
     for parent in list(model.modules()):
         for name, module in list(parent.named_children()):

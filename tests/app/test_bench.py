@@ -103,7 +103,20 @@ def test_bench_soak_finds_nothing_wrong(capsys: pytest.CaptureFixture[str], monk
     assert len(steps) >= 5 and steps == sorted(set(steps)) and steps[0] >= 30 and steps[4] >= 150
 
 
-CONTEST = ("bench", "engine", "--model", "tiny", "--requests", "3", "--prompt-len", "2-9", "--new-tokens", "4")
+CONTEST = (
+    "bench",
+    "engine",
+    "--model",
+    "tiny",
+    "--threads",
+    "1",
+    "--requests",
+    "3",
+    "--prompt-len",
+    "2-9",
+    "--new-tokens",
+    "4",
+)
 
 
 def test_bench_engine_serves_the_same_requests_with_every_engine(capsys: pytest.CaptureFixture[str]) -> None:
