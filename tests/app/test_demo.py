@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -140,7 +141,7 @@ async def test_scenes_follow_each_other_and_at_the_end_stands_what_came_of_it(mo
 
 
 async def test_nobody_is_torn_away_from_a_scene_that_they_look_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.dashboard.PAUSE", 0.01)
+    monkeypatch.setattr("app.dashboard.PAUSE", 1.0)  # in which a key is pressed, however slow the machine
     async with show() as made:
         await made.play()
         await made.run(5)
@@ -148,6 +149,7 @@ async def test_nobody_is_torn_away_from_a_scene_that_they_look_at(monkeypatch: p
         await made.stand.press("space")
         await made.run()
         await made.stand.press("left")
+        await asyncio.sleep(1.0)
         await made.tick()
         assert len(made.engine.begun) == 1 and "over · space plays the next" in made.narration
         await made.stand.press("space")
@@ -395,7 +397,7 @@ async def test_what_has_not_come_to_its_end_is_not_played_once_more() -> None:
 
 
 async def test_the_next_scene_comes_once_however_often_one_was_played(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.dashboard.PAUSE", 0.05)
+    monkeypatch.setattr("app.dashboard.PAUSE", 1.0)  # in which a key is pressed, however slow the machine
     async with show() as made:
         await made.play()
         await made.run()
