@@ -56,8 +56,8 @@ class Standing(msgspec.Struct, frozen=True):
     """Seconds of the slowest round over those of the fastest."""
     ratio: float | None
     """By which factor ours is faster: the median of the rounds' ratios; None for ours."""
-    num_same: int | None
-    """Requests whose output is that of transformers for the request alone; None where it does not run."""
+    num_same: int
+    """Requests whose output is that of transformers for the request alone."""
 
 
 @dataclass
@@ -70,14 +70,14 @@ class Contender:
     seconds: list[float] = field(default_factory=list)
     outputs: list[list[int]] = field(default_factory=list)
 
-    def run(self, workload: Workload) -> float:
-        """Let it serve the workload; the seconds that it took. Raises ModelError if it fails, or changes its mind."""
+    def run(self, workload: Workload) -> None:
+        """Let it serve the workload, and keep how it went. Raises ModelError if it cannot, or ours changes its mind."""
         self.connection.send(workload)
         seconds, outputs = _answer(self.name, self.connection)
         if self.outputs and outputs != self.outputs and self.name == next(iter(CONTENDERS)):
             raise ModelError("our own outputs differ from one round to the next; this is a bug.")
         self.outputs = outputs
-        return float(seconds)
+        self.seconds.append(seconds)
 
 
 def bench_engine(contest: Contest, workload: Workload, rounds: int) -> Iterator[Standing]:
@@ -91,7 +91,7 @@ def bench_engine(contest: Contest, workload: Workload, rounds: int) -> Iterator[
             _answer(contender.name, contender.connection)
         for _ in range(1 + rounds):  # the first one warms up
             for contender in contenders:
-                contender.seconds.append(contender.run(workload))
+                contender.run(workload)
     num_tokens = workload.num_requests * workload.num_tokens
     ours, alone = contenders[:2]
     for contender in contenders:

@@ -87,7 +87,7 @@ def padded(contest: Contest) -> Generate:
 
 
 def continuous(contest: Contest) -> Generate:
-    """transformers' continuous batching, `generate_batch`, with as many tokens a step and as much memory as ours."""
+    """transformers' continuous batching, `generate_batch`, with room for all requests and up to 512 tokens a step."""
     from transformers import ContinuousBatchingConfig
 
     model, config = _transformers(contest)
