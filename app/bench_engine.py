@@ -11,7 +11,7 @@ import os
 import random
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -60,7 +60,7 @@ class Standing(msgspec.Struct, frozen=True):
     """Requests whose output is that of transformers for the request alone."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Contender:
     """One of them, in its process; `connection` is our end of the pipe to it."""
 
@@ -80,31 +80,48 @@ class Contender:
         self.seconds.append(seconds)
 
 
-def bench_engine(contest: Contest, workload: Workload, rounds: int) -> Iterator[Standing]:
-    """Measure all that can be imported here. Raises ModelError if one of them cannot run the model."""
+def bench_engine(contest: Contest, workload: Workload, rounds: int) -> tuple[list[Standing], list[str]]:
+    """Measure all that can be imported here; also why some were left out, since not every engine runs every model.
+
+    Raises ModelError if ours cannot, or the one that says what outputs should be.
+    """
+    left_out: list[str] = []
     with contextlib.ExitStack() as stack:
         contenders = [
             Contender(name, version, stack.enter_context(_process(name, contest)))
             for name, version in available().items()
         ]
-        for contender in contenders:
-            _answer(contender.name, contender.connection)
+        ours, alone = contenders[:2]
+
+        def go_on(act: Callable[[Contender], object]) -> None:
+            for contender in tuple(contenders):
+                try:
+                    act(contender)
+                except ModelError as error:
+                    if contender in (ours, alone):
+                        raise
+                    contenders.remove(contender)
+                    left_out.append(str(error))
+
+        go_on(lambda contender: _answer(contender.name, contender.connection))
         for _ in range(1 + rounds):  # the first one warms up
-            for contender in contenders:
-                contender.run(workload)
+            go_on(lambda contender: contender.run(workload))
     num_tokens = workload.num_requests * workload.num_tokens
-    ours, alone = contenders[:2]
+    standings = []
     for contender in contenders:
         seconds = contender.seconds[1:]
         ratios = [theirs / our for theirs, our in zip(seconds, ours.seconds[1:], strict=True)]
-        yield Standing(
-            contender.name,
-            contender.version,
-            num_tokens / median(seconds),
-            max(seconds) / min(seconds),
-            None if contender is ours else median(ratios),
-            sum(output == own for output, own in zip(contender.outputs, alone.outputs, strict=True)),
+        standings.append(
+            Standing(
+                contender.name,
+                contender.version,
+                num_tokens / median(seconds),
+                max(seconds) / min(seconds),
+                None if contender is ours else median(ratios),
+                sum(output == own for output, own in zip(contender.outputs, alone.outputs, strict=True)),
+            )
         )
+    return standings, left_out
 
 
 @contextlib.contextmanager
@@ -155,7 +172,9 @@ def _serve(name: str, contest: Contest, connection: Connection) -> None:
 
 def print_bench(contest: Contest, workload: Workload, rounds: int, *, json: bool) -> None:
     """Measure, and print a table or one JSON object."""
-    standings = list(bench_engine(contest, workload, rounds))
+    standings, left_out = bench_engine(contest, workload, rounds)
+    for reason in left_out:
+        print(f"nanoviz: warning: {printable(reason)}", file=sys.stderr)
     if json:
         result = {"contest": contest, "workload": workload, "rounds": rounds, "standings": standings}
         print(msgspec.json.encode(result).decode())

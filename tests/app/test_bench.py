@@ -14,6 +14,7 @@ from app.bench_soak import Reading, growth
 from app.bench_ui import latencies
 from app.pseudo_terminal import COLUMNS, Frame, Screen
 from app.watched import steps_of
+from engine.contenders import CONTENDERS
 from engine.progress import ModelError
 from tests.app.support import READY, STEP_SECONDS, TIMES, run_cli, scenario
 
@@ -147,6 +148,15 @@ def test_the_table_says_when_the_machine_was_noisy() -> None:
 def test_a_contender_that_cannot_run_says_why(capsys: pytest.CaptureFixture[str]) -> None:
     result = run_cli(capsys, *CONTEST, "--dtype", "int3")
     assert result.code == 2 and "nanoviz cannot be measured" in result.err and "int3" in result.err
+
+
+def test_a_contender_that_does_not_run_the_model_is_left_out(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench_engine, "available", lambda: {**dict.fromkeys(list(CONTENDERS)[:2], "v"), "nobody": "v"})
+    result = run_cli(capsys, *CONTEST, "--rounds", "1")
+    assert result.code == 0 and "nobody cannot be measured" in result.err
+    assert "one by one" in result.out and "nobody" not in result.out
 
 
 @pytest.mark.parametrize("flags", [("--requests", "0"), ("--prompt-len", "9-5"), ("--prompt-len", "x")])
