@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from multiprocessing import Pipe
 
 import pytest
 
@@ -165,17 +166,13 @@ def test_contests_that_make_no_sense(flags: tuple[str, str], capsys: pytest.Capt
     assert result.code == 2 and repr(flags[1]) in result.err
 
 
-def test_outputs_of_ours_that_change_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    ours = bench_engine.Contender("nanoviz", "v", None)  # type: ignore[arg-type]
-    answers = iter([("", 1.0, [[1]]), ("", 1.0, [[2]])])
-
-    class Changing:
-        def send(self, workload: Workload) -> None: ...
-
-        def recv(self) -> tuple[str, float, list[list[int]]]:
-            return next(answers)
-
-    ours.connection = Changing()  # type: ignore[assignment]
-    ours.run(Workload(1, 1, 1, 1))
+def test_outputs_of_ours_that_change_are_an_error() -> None:
+    workload = Workload(1, 1, 1, 1)
+    here, there = Pipe()
+    for outputs in ([[1]], [[1]], [[2]]):
+        there.send(("", 1.0, outputs))
+    ours = bench_engine.Contender("nanoviz", "v", here)
+    ours.run(workload)
+    ours.run(workload)
     with pytest.raises(ModelError, match="bug"):
-        ours.run(Workload(1, 1, 1, 1))
+        ours.run(workload)
