@@ -1,157 +1,37 @@
-"""The paged KV cache, and attention that reads and writes it through block tables.
+"""Attention that reads and writes the paged cache through block tables.
 
 Registered with transformers as one more attention function, so that every decoder architecture it loads runs on
 our cache. What makes it different from other paged attention is one promise: the result for a token does not
 depend on what else is in the batch, bit for bit. Matrix kernels and reductions give other last bits for other
-shapes, so each shape that reaches them is a fixed one:
+shapes, so what reaches them is cut in fixed ways (`engine.paged_batch`):
 
-- keys come in splits of SPLIT tokens, counted from position 0, whatever is stored or scheduled; what lies behind a
-  query's own position is masked;
-- the query rows that read a split (tokens x the heads that share its keys) come in multiples of QUERY_TILE;
+- keys come in splits of SPLIT tokens, counted from position 0, whatever is stored or scheduled. That is no more than
+  a matrix kernel sums up in one piece: masked keys behind the last one would change how it cuts the others;
+- of a request's last split only what it fills is read, in multiples of KEY_TILE; what lies behind a query's own
+  position is masked. Zeros at the end of a sum change nothing, and these multiples keep the other keys in their places;
+- the query rows that read a split (tokens x the heads that share its keys) come in multiples of QUERY_TILE: a kernel
+  takes another way for fewer;
 - the results of a query's splits are merged one after another, in order.
 
-That is flash-decoding's split over keys (Dao et al. 2023), with the split's size fixed instead of its number.
+That is flash-decoding's split over keys (Dao et al. 2023), with the split's size fixed instead of its number. Whether
+a machine's kernels behave is tried at start (`engine.selfcheck`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-import psutil
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 from transformers import AttentionInterface
 
-from engine.config import ConfigError
+from engine.kv_cache import PagedKVCache
+from engine.paged_batch import QUERY_TILE, DecodeBatch, PagedBatch, PrefillTile, SplitRead
 from engine.progress import ModelError
 
 ATTENTION = "nanoviz_paged"
-SPLIT = 128
-"""Keys in one split; a multiple of every block size. No longer than what a matrix kernel sums up in one piece, or
-masked keys behind the last one would change how it cuts the others."""
-QUERY_TILE = 4
-"""Rows of a small matrix product are equal bit for bit for all row counts that are multiples of this (measured, and
-checked again at start: `engine.selfcheck`)."""
-MAX_GATHERED = 4 << 20
-"""Bytes of keys and values that are copied out of the cache at once: what is read right after stays in the
-processor's own. Sixteen requests with 1,000 tokens each take half as long again without that limit."""
-
-
-class PagedKVCache:
-    """Keys and values of every layer, in blocks: `[num_blocks, block_size, 2, kv_heads, head_dim]` each.
-
-    Block 0, the null block, stays zero: it fills up the block tables of short sequences.
-    Raises ConfigError if block_size does not divide SPLIT, or if there is no memory for so many blocks.
-    """
-
-    def __init__(
-        self,
-        num_layers: int,
-        num_kv_heads: int,
-        head_dim: int,
-        num_blocks: int,
-        block_size: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        if SPLIT % block_size:
-            raise ConfigError(f"block_size is {block_size}; the attention needs a divisor of {SPLIT}, such as 16.")
-        self.block_size = block_size
-        self.layers = [torch.empty(0, block_size, 2, num_kv_heads, head_dim, dtype=dtype, device=device)] * num_layers
-        self.reserve(num_blocks)
-
-    @property
-    def num_blocks(self) -> int:
-        return len(self.layers[0])
-
-    def reserve(self, num_blocks: int) -> None:
-        """Have room for at least so many blocks; what is stored stays. Raises ConfigError if there is no memory."""
-        if num_blocks <= self.num_blocks:
-            return
-        block = self.layers[0].new_empty(self.layers[0].shape[1:])
-        size = len(self.layers) * num_blocks * block.nbytes
-        no_memory = ConfigError(f"there is no memory for num_blocks = {num_blocks}: {size / 1e9:.1f} GB of KV cache.")
-        if block.device.type == "cpu" and size > psutil.virtual_memory().available:
-            raise no_memory  # the system would grant it, and kill the engine once it is used
-        try:
-            larger = [block.new_zeros(num_blocks, *block.shape) for _ in self.layers]
-        except RuntimeError as error:
-            raise no_memory from error
-        for layer, copy in zip(self.layers, larger, strict=True):
-            copy[: len(layer)] = layer
-        self.layers = larger
-
-    def resize(self, num_blocks: int, moves: Sequence[tuple[int, int]]) -> None:
-        """Move the content of blocks (from, to), then keep the first `num_blocks`."""
-        for layer in self.layers:
-            for source, to in moves:
-                layer[to] = layer[source]
-        self.reserve(num_blocks)
-        if num_blocks < self.num_blocks:
-            for index, layer in enumerate(self.layers):  # one after another, each frees what it leaves
-                self.layers[index] = layer[:num_blocks].clone()
-
-    def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Store `[tokens, kv_heads, head_dim]` at `slots` (block * block_size + offset)."""
-        states = torch.stack((keys, values), 1).to(self.layers[layer].dtype)
-        if states.dtype == torch.float16:
-            # What overflows must not stay behind: masked keys weigh zero, but zero times infinity is not a number.
-            states = torch.nan_to_num(states)
-        self.layers[layer].flatten(0, 1).index_copy_(0, slots, states)
-
-    def read(self, layer: int, blocks: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of whole splits, `[splits, kv_heads, SPLIT, head_dim]` each, given the blocks of all.
-
-        In float32 on the CPU, whose kernels for shorter types are slow, or sum in an order of their own.
-        """
-        gathered = self.layers[layer].index_select(0, blocks)
-        splits = gathered.view(-1, SPLIT, *gathered.shape[2:])
-        if splits.device.type == "cpu":
-            splits = splits.float()
-        keys, values = splits.transpose(1, 3).unbind(2)
-        return keys, values
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillTile:
-    """Query tokens `[first_row, first_row + num_tokens)` of the batch: of one request, and within one split of it."""
-
-    first_row: int
-    num_tokens: int
-    blocks: Tensor
-    """`[splits * SPLIT / block_size]`: the request's blocks up to the end of that split; null blocks fill it up."""
-    mask: Tensor
-    """`[1, 1, rows, SPLIT]`: 0, or -inf for the keys of that split which a row does not see."""
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeBatch:
-    """All requests with a single query token, read together: one entry a (request, split) pair."""
-
-    rows: Tensor
-    """`[requests]`: row of each request's query in the batch."""
-    pair_request: Tensor
-    """`[pairs]`: index of the request in `rows`."""
-    mask: Tensor
-    """`[pairs, 1, 1, SPLIT]`: 0, or -inf for keys that the query does not see."""
-    blocks: Tensor
-    """`[pairs * SPLIT / block_size]`: the blocks of each pair's split."""
-    merge: Tensor
-    """`[max splits, requests]`: index of the pair that is a request's split; `pairs` where it has none."""
-
-
-@dataclass(frozen=True, slots=True)
-class PagedBatch:
-    """Where each token of a flat batch is stored and what it attends to."""
-
-    cache: PagedKVCache
-    slots: Tensor
-    """`[tokens]`: where the K and V of each real token go; rows behind them are padding and store nothing."""
-    prefills: tuple[PrefillTile, ...]
-    decodes: DecodeBatch | None
 
 
 def paged_attention(
@@ -174,122 +54,110 @@ def paged_attention(
         if kwargs.get(name) is not None:
             raise ModelError(f"this model's attention uses {name}; only plain causal attention is paged here.")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    queries, keys, values = (states[0].transpose(0, 1) for states in (query, key, value))
+    states = torch.cat((key, value))  # [2, kv_heads, rows, head_dim]
     layer: int = module.layer_idx  # type: ignore[assignment]
-    return attend(layer, queries, keys, values, paged_batch, scale)[None], None
+    return attend(layer, query[0].transpose(0, 1), states.permute(2, 0, 1, 3), paged_batch, scale)[None], None
 
 
-def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor, batch: PagedBatch, scale: float) -> Tensor:
+def attend(layer: int, queries: Tensor, states: Tensor, batch: PagedBatch, scale: float) -> Tensor:
     """Store the keys and values of a layer, then attend to all that the batch's requests have stored.
 
-    queries `[rows, heads, head_dim]`, keys and values `[rows, kv_heads, head_dim]`; returns `[rows, heads, head_dim]`.
+    queries `[rows, heads, head_dim]`, states: keys and values, `[rows, 2, kv_heads, head_dim]`; returns
+    `[rows, heads, head_dim]`.
     """
-    num_tokens = len(batch.slots)
     # First all writes, then all reads: a request may share blocks that another one fills in this very step.
-    batch.cache.write(layer, batch.slots, keys[:num_tokens], values[:num_tokens])
+    batch.cache.write(layer, batch.slots, states[: batch.num_tokens])
     num_rows, num_heads, head_dim = queries.shape
     # Heads that read the same keys lie together.
-    queries = queries.view(num_rows, keys.shape[1], -1, head_dim)
-    out = torch.zeros(queries.shape, dtype=queries.dtype, device=queries.device)
-    for tile in batch.prefills:
-        _attend_prefill(queries, batch.cache, layer, tile, scale, out)
+    queries = queries.view(num_rows, states.shape[2], -1, head_dim)
+    parts = [_attend_prefill(queries, batch.cache, layer, tile, scale) for tile in batch.prefills]
     if batch.decodes is not None:
-        _attend_decodes(queries, batch.cache, layer, batch.decodes, scale, out)
-    return out.view(num_rows, num_heads, head_dim)
+        parts.append(_attend_decodes(queries, batch.cache, layer, batch.decodes, scale))
+    computed = torch.cat(parts) if len(parts) > 1 else parts[0]
+    return computed.index_select(0, batch.places).view(num_rows, num_heads, head_dim).to(queries.dtype)
 
 
-def _attend_prefill(
-    queries: Tensor, cache: PagedKVCache, layer: int, tile: PrefillTile, scale: float, out: Tensor
-) -> None:
-    rows = slice(tile.first_row, tile.first_row + tile.num_tokens)
+def _attend_prefill(queries: Tensor, cache: PagedKVCache, layer: int, tile: PrefillTile, scale: float) -> Tensor:
+    """`[tokens, kv_heads, group, head_dim]`."""
     num_kv_heads, group, head_dim = queries.shape[1:]
-    # [1, kv_heads, tokens x group, head_dim]
-    query = _padded(queries[rows].transpose(0, 1).flatten(1, 2))[None]
-    own = SPLIT // cache.block_size
-    parts = [_attend(query, *cache.read(layer, tile.blocks[-own:]), tile.mask, scale)]
-    if len(tile.blocks) > own:  # of the splits before its own, every row sees every key
-        parts.insert(0, _attend_splits(query, cache, layer, tile.blocks[:-own], None, scale))
-    outputs, sums = (torch.cat(part) for part in zip(*parts, strict=True))
-    merged = _merge(outputs, sums)[:, : tile.num_tokens * group]
-    out[rows] = merged.reshape(num_kv_heads, tile.num_tokens, group, head_dim).transpose(0, 1).to(out.dtype)
+    of_tile = queries[tile.first_row : tile.first_row + tile.num_tokens]
+    query = _tiled(of_tile.transpose(0, 1).reshape(num_kv_heads, -1, head_dim), scale)
+    outputs: list[Tensor] = []
+    sums: list[Tensor] = []
+    for read in tile.reads:
+        part = _attend_splits(_repeated(query, read.num_splits), cache, layer, read)
+        outputs += torch.split(part.outputs, num_kv_heads)
+        if len(tile.reads) > 1:
+            sums += torch.split(part.logsumexp(), num_kv_heads)
+    merged = _merge(outputs, torch.stack(sums)) if sums else outputs[0]
+    return merged[:, : tile.num_tokens * group].view(num_kv_heads, -1, group, head_dim).transpose(0, 1)
 
 
-def _attend_decodes(
-    queries: Tensor, cache: PagedKVCache, layer: int, batch: DecodeBatch, scale: float, out: Tensor
-) -> None:
-    group = queries.shape[2]
-    query = _padded(queries.index_select(0, batch.rows))  # [requests, kv_heads, group, head_dim]
-    if len(batch.merge) > 1:
-        query = query.index_select(0, batch.pair_request)
-    outputs, sums = _attend_splits(query, cache, layer, batch.blocks, batch.mask, scale)
-    if len(batch.merge) > 1:
+def _attend_decodes(queries: Tensor, cache: PagedKVCache, layer: int, decodes: DecodeBatch, scale: float) -> Tensor:
+    """`[pairs, kv_heads, group, head_dim]`; requests instead of pairs if some have several."""
+    num_kv_heads, group = queries.shape[1:3]
+    query = _tiled(queries.index_select(0, decodes.pair_rows), scale).flatten(0, 1)
+    parts = []
+    first = 0
+    for read in decodes.reads:
+        end = first + read.num_splits * num_kv_heads
+        parts.append(_attend_splits(query[first:end], cache, layer, read))
+        first = end
+    outputs = torch.cat([part.outputs for part in parts]).view(-1, num_kv_heads, *query.shape[1:])
+    if decodes.merge is not None:
+        sums = torch.cat([part.logsumexp() for part in parts]).view(outputs.shape[:3])
         # An empty pair at the end, for requests with fewer splits than others.
-        outputs = torch.cat((outputs, outputs.new_zeros(1, *outputs.shape[1:])))
-        sums = torch.cat((sums, sums.new_full((1, *sums.shape[1:]), float("-inf"))))
-        outputs = _merge(outputs[batch.merge], sums[batch.merge])
-    out.index_copy_(0, batch.rows, outputs[:, :, :group].to(out.dtype))
+        outputs = torch.cat((outputs, torch.zeros_like(outputs[:1])))
+        sums = torch.cat((sums, torch.full_like(sums[:1], float("-inf"))))
+        outputs = _merge(outputs[decodes.merge].unbind(0), sums[decodes.merge])
+    return outputs[:, :, :group]
 
 
-def _padded(query: Tensor) -> Tensor:
-    """Query rows `[..., rows, head_dim]` up to a whole number of tiles; on the CPU in float32, like what they read."""
+def _tiled(query: Tensor, scale: float) -> Tensor:
+    """Query rows `[..., rows, head_dim]`, scaled, a whole number of tiles; float32 on the CPU, like what they read."""
     if query.device.type == "cpu":
         query = query.float()
-    return pad(query, (0, 0, 0, -query.shape[-2] % QUERY_TILE))
+    return pad(query * scale, (0, 0, 0, -query.shape[-2] % QUERY_TILE))
 
 
-def _attend_splits(
-    query: Tensor, cache: PagedKVCache, layer: int, blocks: Tensor, mask: Tensor | None, scale: float
-) -> tuple[Tensor, Tensor]:
-    """`_attend` for the splits that `blocks` make up; query `[splits or 1, kv_heads, rows, head_dim]`."""
-    num_blocks = SPLIT // cache.block_size
-    num_splits = len(blocks) // num_blocks
-    query = query.expand(num_splits, -1, -1, -1)
-    bytes_per_split = 2 * 4 * SPLIT * query.shape[1] * query.shape[3]
-    at_once = max(1, MAX_GATHERED // bytes_per_split)
-    if num_splits <= at_once:
-        return _attend(query, *cache.read(layer, blocks), mask, scale)
-    parts = []
-    for first in range(0, num_splits, at_once):
-        splits = slice(first, first + at_once)
-        keys, values = cache.read(layer, blocks[first * num_blocks : (first + at_once) * num_blocks])
-        parts.append(_attend(query[splits], keys, values, None if mask is None else mask[splits], scale))
-    outputs, sums = zip(*parts, strict=True)
-    return torch.cat(outputs), torch.cat(sums)
+def _repeated(query: Tensor, times: int) -> Tensor:
+    return query if times == 1 else query.repeat(times, 1, 1)
 
 
-def _attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
-    """Attention of query rows `[splits, kv_heads, rows, head_dim]` to one split of keys each, and its logsumexp.
+class _Part(NamedTuple):
+    """What some splits give: outputs `[splits x kv_heads, rows, head_dim]`, scores and their softmax `[..., keys]`."""
+
+    outputs: Tensor
+    scores: Tensor
+    weights: Tensor
+
+    def logsumexp(self) -> Tensor:
+        """Of the scores, `[splits x kv_heads, rows]`: the weight of the largest is 1 / sum(exp(score - largest))."""
+        return self.scores.amax(-1) - self.weights.amax(-1).log()
+
+
+def _attend_splits(query: Tensor, cache: PagedKVCache, layer: int, read: SplitRead) -> _Part:
+    """Attention of query rows `[splits x kv_heads, rows, head_dim]` to one split of keys each.
 
     Every row has to see a key.
     """
-    if query.device.type != "cpu":
-        return _attend_anywhere(query, keys, values, mask, scale)
-    outputs, sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        query, keys, values, attn_mask=mask, scale=scale
-    )
-    return outputs, sums.contiguous()
+    keys, values = cache.read(layer, read.pages, read.num_keys)
+    scores = torch.bmm(query, keys.transpose(1, 2)).float()
+    if read.mask is not None:
+        scores.view(read.num_splits, -1, *scores.shape[1:]).add_(read.mask)
+    weights = torch.softmax(scores, -1)
+    return _Part(torch.bmm(weights.to(values.dtype), values), scores, weights)
 
 
-def _attend_anywhere(
-    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float
-) -> tuple[Tensor, Tensor]:
-    """The same in plain operations, for devices without a kernel that tells the logsumexp."""
-    scores = torch.matmul(query, keys.transpose(2, 3)).float() * scale
-    if mask is not None:
-        scores += mask
-    sums = scores.logsumexp(-1)
-    return torch.matmul(torch.exp(scores - sums[..., None]).to(values.dtype), values), sums
-
-
-def _merge(outputs: Tensor, sums: Tensor) -> Tensor:
-    """Join what the splits, the first dimension, gave, one after another; `sums`: their logsumexp."""
+def _merge(outputs: Sequence[Tensor], sums: Tensor) -> Tensor:
+    """Join what splits gave, one after another, in place; `sums`: their logsumexp, `[splits, ..., rows]`."""
     weights = torch.exp(sums - sums.amax(0))[..., None]
     total = weights[0]
-    result = outputs[0] * weights[0]
+    result = outputs[0].mul_(weights[0])
     for output, weight in zip(outputs[1:], weights[1:], strict=True):
         total = total + weight
-        result = result + output * weight
-    return result / total
+        result.add_(output.mul_(weight))
+    return result.div_(total)
 
 
 AttentionInterface.register(ATTENTION, paged_attention)

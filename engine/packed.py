@@ -1,8 +1,9 @@
 """A model's modules in a form that this processor computes faster: packed weights, and decoder layers of fewer calls.
 
-Matrix products of a few rows read weights, and little else. oneDNN keeps them in the order in which its kernels read
-them (what torch's inductor does with a frozen model on the CPU), and these kernels have a second virtue: each row of a
-product comes out bit for bit the same, however many there are.
+Matrix products of a few rows read weights, and little else. Weights that float16 can hold, as those of most published
+models, are kept in it (FBGEMM: what torch's dynamic quantization to float16 uses), others in the order in which
+oneDNN's kernels read them (what torch's inductor does with a frozen model on the CPU). Both have a second virtue: each
+row of a product comes out bit for bit the same, however many there are.
 
 `pack` swaps modules of a loaded model in place, so that the model around them stays transformers' own: decoder layers
 of the Llama family become one `PackedDecoderLayer` each, and any other `nn.Linear` a `PackedLinear`. On other devices
@@ -11,19 +12,29 @@ and processors everything stays as it is.
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import rms_norm, silu
+from torch.nn.functional import silu
 from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 
-from engine.attention import PagedBatch, attend
+from engine.attention import attend
+from engine.paged_batch import PagedBatch
 
 ROWS = 16
 """The number of rows that weights are packed for; any other number works with them as well."""
+ROW_TILE = 8
+"""Rows of a product that no packed weights take part in are equal bit for bit for all row counts that are multiples of
+this (measured, and checked again at start: `engine.selfcheck`)."""
+PIECE = 4096
+"""Outputs of one FBGEMM product: weights of many more are packed slowly, and read once for each few rows."""
+PROBED = (32, 512)
+"""Weights, `(out, in)`, on which FBGEMM is tried out."""
 LLAMA_LAYERS = ("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer")
 """Layers of transformers that compute what `PackedDecoderLayer` does."""
 
@@ -46,24 +57,101 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float32
 
 
-class PackedWeight:
-    """Weights `[out, in]` of a product, in oneDNN's order; those of several products of one input are joined."""
+class PackedWeight(Protocol):
+    """Weights `[out, in]` of a product, in a kernel's own order; those of several products of one input are joined."""
 
-    def __init__(self, *linears: nn.Linear) -> None:
-        dtype = compute_dtype(linears[0].weight.dtype)
-        joined = torch.cat([linear.weight.detach() for linear in linears]).to(dtype)
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(joined, ROWS)
-        biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
-        self._bias = torch.cat(biases).to(dtype) if biases else None
+    row_tile: int
+    """Rows of the product are equal bit for bit for all row counts that are multiples of this."""
+
+    def __call__(self, rows: Tensor) -> Tensor: ...
+
+    def plus(self, rows: Tensor, residual: Tensor) -> Tensor:
+        """The product plus `residual`."""
+        ...
+
+
+def pack_weight(*linears: nn.Linear) -> PackedWeight:
+    """The weights of these modules as one, in the form that is read fastest and gives the same results."""
+    dtype = compute_dtype(linears[0].weight.dtype)
+    weight = torch.cat([linear.weight.detach() for linear in linears]).to(dtype)
+    biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
+    bias = torch.cat(biases).to(dtype) if biases else None
+    row_tile, scale = half_row_tile(), half_scale(weight)
+    if row_tile is None or scale is None:
+        return FullWeight(weight, bias)
+    return HalfWeight(weight, bias, scale, row_tile)
+
+
+class FullWeight:
+    """Weights in the type that their products are computed in, for oneDNN."""
+
+    row_tile = 1
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, ROWS)
+        self._bias = bias
 
     def __call__(self, rows: Tensor) -> Tensor:
         product: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._weight, self._bias, "none", [], "")
         return product
 
     def plus(self, rows: Tensor, residual: Tensor) -> Tensor:
-        """The product plus `residual`, in one pass."""
         product: Tensor = torch.ops.mkldnn._linear_pointwise(rows, residual, self._weight, self._bias, "add")
         return product
+
+
+class HalfWeight:
+    """Weights kept in float16, for FBGEMM, which widens them on the way: half as much to read, the same products."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, scale: float, row_tile: int) -> None:
+        self._scale = scale
+        self.row_tile = row_tile
+        biases = [None] * weight.shape[0] if bias is None else torch.split(bias, PIECE)
+        self._pieces = [
+            torch.ops.quantized.linear_prepack_fp16(piece * scale, bias)
+            for piece, bias in zip(torch.split(weight, PIECE), biases, strict=False)
+        ]
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        if self._scale != 1:
+            rows = rows / self._scale
+        products = [torch.ops.quantized.linear_dynamic_fp16(rows, piece) for piece in self._pieces]
+        return products[0] if len(products) == 1 else torch.cat(products, -1)
+
+    def plus(self, rows: Tensor, residual: Tensor) -> Tensor:
+        return self(rows).add_(residual)
+
+
+@functools.cache
+def half_row_tile() -> int | None:
+    """The least number of rows whose multiples FBGEMM computes alike here, each row for itself; None without FBGEMM.
+
+    It cuts rows into kernels of several sizes, and some of these sum up in an order of their own.
+    """
+    if torch.backends.quantized.engine not in ("x86", "fbgemm"):
+        return None
+    most = 240  # two of the largest pieces that it cuts
+    weight = HalfWeight(torch.randn(PROBED), None, 1.0, 1)
+    row = torch.randn(1, PROBED[1])
+    expected = weight(row.expand(most, -1))[:1]
+    alike = [torch.equal(weight(row.expand(count, -1)), expected.expand(count, -1)) for count in range(1, most + 1)]
+    return next((tile for tile in range(1, 17) if all(alike[tile - 1 :: tile])), None)
+
+
+def half_scale(weight: Tensor) -> float | None:
+    """The power of two that makes float32 weights fit into float16; None if they lose by it.
+
+    Most models are published in 16 bits, and fit. What float32 rounds off anyway, when a small product is added to one
+    with the largest weight of the same output, does not count as a loss.
+    """
+    if weight.dtype != torch.float32:
+        return None
+    largest = float(weight.abs().max())
+    for scale in (1.0, 2.0 ** (15 - math.frexp(largest)[1])):
+        lost = weight.mul(scale).half().float().div_(scale).sub_(weight).abs_().amax(1)
+        if bool((lost <= weight.abs().amax(1) * torch.finfo(torch.float32).eps / 2).all()):
+            return scale
+    return None
 
 
 class PackedLinear(nn.Module):
@@ -73,7 +161,7 @@ class PackedLinear(nn.Module):
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.dtype = compute_dtype(linear.weight.dtype)
-        self.weight = PackedWeight(linear)
+        self.weight = pack_weight(linear)
 
     def forward(self, rows: Tensor) -> Tensor:
         return self.weight(rows.to(self.dtype)).to(rows.dtype)
@@ -98,11 +186,11 @@ class PackedDecoderLayer(nn.Module):
         self.input_norm = _Norm(layer.input_layernorm)
         self.q_norm = _Norm(attention.q_norm) if hasattr(attention, "q_norm") else None
         self.k_norm = _Norm(attention.k_norm) if hasattr(attention, "k_norm") else None
-        self.qkv = PackedWeight(attention.q_proj, attention.k_proj, attention.v_proj)
-        self.output = PackedWeight(attention.o_proj)
+        self.qkv = pack_weight(attention.q_proj, attention.k_proj, attention.v_proj)
+        self.output = pack_weight(attention.o_proj)
         self.mlp_norm = _Norm(layer.post_attention_layernorm)
-        self.gate_up = PackedWeight(mlp.gate_proj, mlp.up_proj)
-        self.down = PackedWeight(mlp.down_proj)
+        self.gate_up = pack_weight(mlp.gate_proj, mlp.up_proj)
+        self.down = pack_weight(mlp.down_proj)
         self.dtype = compute_dtype(mlp.down_proj.weight.dtype)
 
     def forward(
@@ -115,12 +203,13 @@ class PackedDecoderLayer(nn.Module):
         """hidden_states `[1, rows, hidden_size]`, in and out."""
         rows = hidden_states[0].to(self.dtype)
         heads = self.qkv(self.input_norm(rows)).view(len(rows), -1, self.head_dim)
-        queries, keys, values = torch.split(heads, [self.num_heads, self.num_kv_heads, self.num_kv_heads], 1)
+        queries = heads[:, : self.num_heads]
+        states = heads[:, self.num_heads :].view(len(rows), 2, self.num_kv_heads, self.head_dim)
         if self.q_norm is not None and self.k_norm is not None:
             queries.copy_(self.q_norm(queries))
-            keys.copy_(self.k_norm(keys))
+            states[:, 0] = self.k_norm(states[:, 0])
         _rotate(heads[:, : self.num_heads + self.num_kv_heads], *position_embeddings)
-        attended = attend(self.layer_idx, queries, keys, values, paged_batch, self.scaling)
+        attended = attend(self.layer_idx, queries, states, paged_batch, self.scaling)
         rows = self.output.plus(attended.flatten(1), rows)
         gate, up = self.gate_up(self.mlp_norm(rows)).chunk(2, 1)
         rows = self.down.plus(silu(gate).mul_(up), rows)
@@ -128,15 +217,21 @@ class PackedDecoderLayer(nn.Module):
 
 
 class _Norm:
-    """RMS normalization of the last dimension, with the weights of transformers' module."""
+    """RMS normalization of the last dimension, with the weights of transformers' module.
+
+    In four passes, two of them over the rows; torch's own takes eight.
+    """
 
     def __init__(self, norm: Any) -> None:
-        weight: Tensor = norm.weight.detach()
-        self._weight = weight.to(compute_dtype(weight.dtype), copy=True)
-        self._eps: float = norm.variance_epsilon
+        weight: Tensor = norm.weight.detach().float()
+        # x / sqrt(|x|^2 / size + eps) = sqrt(size) x / hypot(|x|, sqrt(size eps))
+        self._weight = weight * len(weight) ** 0.5
+        self._least = torch.tensor((len(weight) * norm.variance_epsilon) ** 0.5)
 
     def __call__(self, rows: Tensor) -> Tensor:
-        return rms_norm(rows, self._weight.shape, self._weight, self._eps)
+        lengths = torch.linalg.vector_norm(rows, dim=-1, keepdim=True, dtype=torch.float32)
+        normed: Tensor = (rows * self._weight).div_(torch.hypot(lengths, self._least))
+        return normed.to(rows.dtype)
 
 
 def _rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> None:
@@ -185,6 +280,14 @@ def is_packed_whole(model: PreTrainedModel) -> bool:
         if not isinstance(module, nn.Embedding)
         for parameter in module.parameters(recurse=False)
     )
+
+
+def row_tile(model: PreTrainedModel) -> int:
+    """Rows that have to come together for each to be the same bits whatever the others are."""
+    if not is_packed_whole(model):
+        return ROW_TILE
+    weights = (value for module in model.modules() for value in vars(module).values())
+    return max(weight.row_tile for weight in weights if isinstance(weight, FullWeight | HalfWeight))
 
 
 def _is_llama_layer(module: nn.Module) -> bool:

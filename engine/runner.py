@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from engine.attention import ATTENTION, QUERY_TILE, SPLIT, DecodeBatch, PagedBatch, PagedKVCache, PrefillTile
+from engine.attention import ATTENTION
 from engine.config import EngineConfig
 from engine.core import RunnerOutput
-from engine.packed import is_packed_whole, pack
+from engine.kv_cache import PagedKVCache
+from engine.packed import pack, row_tile
+from engine.paged_batch import PagedBatch, paged_batch
 from engine.sampler import Sampler
 from engine.scheduler import ScheduledRequest, SchedulerOutput
-
-ROW_TILE = 8
-"""Rows of a product that no packed weights take part in are equal bit for bit for all row counts that are multiples of
-this (measured, and checked again at start: `engine.selfcheck`). Packed ones are for any number of rows."""
 
 
 class ModelRunner:
@@ -49,7 +47,7 @@ class ModelRunner:
         )
         model.set_attn_implementation(ATTENTION)
         pack(model)
-        self.row_tile = 1 if is_packed_whole(model) else ROW_TILE
+        self.row_tile = row_tile(model)
 
     @torch.inference_mode()
     def execute(self, output: SchedulerOutput) -> RunnerOutput:
@@ -82,77 +80,21 @@ class ModelRunner:
         """The step as tensors: token ids and positions `[1, rows]`, where to store and read, rows that sample."""
         token_ids: list[int] = []
         positions: list[int] = []
-        slots: list[int] = []
-        prefills: list[PrefillTile] = []
-        decodes: list[tuple[int, int, Sequence[int]]] = []
         sampling_rows: list[int] = []
         for item in scheduled:
-            start, count = item.decision.start, item.decision.num_tokens
-            first_row = len(token_ids)
             token_ids += item.token_ids
-            for position in range(start, start + count):
-                block, offset = divmod(position, self.block_size)
-                slots.append(item.block_ids[block] * self.block_size + offset)
-                positions.append(position)
-            if count == 1:
-                decodes.append((first_row, start, item.block_ids))
-            else:
-                prefills += self._prefill_tiles(first_row, start, count, item.block_ids)
+            positions += range(item.decision.start, item.decision.start + item.decision.num_tokens)
             if item.sampling_params is not None:
                 sampling_rows.append(len(token_ids) - 1)
-        padding = -len(token_ids) % self.row_tile
+        padding = [0] * (-len(token_ids) % self.row_tile)
         # Also the rows that sample fill whole tiles; what the added ones give is dropped.
         sampling_rows += [0] * (-len(sampling_rows) % self.row_tile)
-        batch = PagedBatch(self.cache, self._tensor(slots), tuple(prefills), self._decode_batch(decodes))
         return (
-            self._tensor([token_ids + [0] * padding]),
-            self._tensor([positions + [0] * padding]),
-            batch,
+            self._tensor([token_ids + padding]),
+            self._tensor([positions + padding]),
+            paged_batch(self.cache, scheduled, self.group, len(token_ids) + len(padding)),
             self._tensor(sampling_rows),
         )
-
-    def _prefill_tiles(self, first_row: int, start: int, count: int, block_ids: Sequence[int]) -> Iterator[PrefillTile]:
-        """The tokens at positions `[start, start + count)`, cut where splits end."""
-        blocks = self._tensor(self._whole_splits(block_ids))
-        for split in range(start // SPLIT, (start + count - 1) // SPLIT + 1):
-            first, end = max(start, split * SPLIT), min(start + count, (split + 1) * SPLIT)
-            # Rows that fill up the last tile go on counting; nobody reads what they give.
-            num_rows = -(-(end - first) * self.group // QUERY_TILE) * QUERY_TILE
-            last_seen = torch.arange(num_rows) // self.group + first - split * SPLIT
-            yield PrefillTile(
-                first_row + first - start,
-                end - first,
-                blocks[: (split + 1) * (SPLIT // self.block_size)],
-                causal_mask(last_seen)[None, None].to(self.device),
-            )
-
-    def _decode_batch(self, decodes: Sequence[tuple[int, int, Sequence[int]]]) -> DecodeBatch | None:
-        """The requests (row, position, block table) with one query token, as (request, split) pairs."""
-        if not decodes:
-            return None
-        pair_request: list[int] = []
-        last_seen: list[int] = []
-        blocks: list[int] = []
-        pairs: list[list[int]] = []
-        for index, (_, position, block_ids) in enumerate(decodes):
-            num_splits = position // SPLIT + 1
-            pairs.append(list(range(len(pair_request), len(pair_request) + num_splits)))
-            pair_request += [index] * num_splits
-            last_seen += [SPLIT - 1] * (num_splits - 1) + [position % SPLIT]
-            blocks += self._whole_splits(block_ids)
-        most_splits, no_pair = max(map(len, pairs)), len(pair_request)
-        merge = [[own[split] if split < len(own) else no_pair for own in pairs] for split in range(most_splits)]
-        return DecodeBatch(
-            rows=self._tensor([row for row, _, _ in decodes]),
-            pair_request=self._tensor(pair_request),
-            mask=causal_mask(torch.tensor(last_seen))[:, None, None].to(self.device),
-            blocks=self._tensor(blocks),
-            merge=self._tensor(merge),
-        )
-
-    def _whole_splits(self, block_ids: Sequence[int]) -> list[int]:
-        """A block table filled up with null blocks to whole splits."""
-        return [*block_ids, *[0] * (-len(block_ids) % (SPLIT // self.block_size))]
 
     def _tensor(self, values: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
         return torch.tensor(values, dtype=torch.long, device=self.device)
@@ -171,8 +113,3 @@ class ModelRunner:
         )
         logits: Tensor = result.logits[0]
         return logits
-
-
-def causal_mask(last_seen: Tensor) -> Tensor:
-    """`[rows, SPLIT]`: 0 up to the last key of a split that a row sees, -inf behind it."""
-    return torch.zeros(len(last_seen), SPLIT).masked_fill_(torch.arange(SPLIT) > last_seen[:, None], float("-inf"))

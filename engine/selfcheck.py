@@ -15,16 +15,17 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from engine.attention import SPLIT
 from engine.config import EngineConfig
+from engine.kv_cache import SPLIT
 from engine.packed import compute_dtype, is_packed, is_packed_whole
 from engine.progress import ModelError, one_line
 from engine.request import Request, SamplingParams
-from engine.runner import ROW_TILE, ModelRunner
+from engine.runner import ModelRunner
 from engine.sampler import Sampler
 from engine.scheduler import Scheduler
 
-ROW_TILES = (1, ROW_TILE, 2 * ROW_TILE, 4 * ROW_TILE, 8 * ROW_TILE)
+WIDEST = 64
+"""Rows that are tried to come together."""
 NUM_TOKENS = SPLIT + 6
 """Prompt length: enough for a second split of keys."""
 BUDGET = 29
@@ -82,7 +83,8 @@ def self_check(runner: ModelRunner, config: EngineConfig, own: Tensor | None = N
     least = runner.row_tile
     differences: list[float] = []
     with _two_layers(runner.model), _refusing_what_cannot_run(runner.model):
-        for tile in (tile for tile in ROW_TILES if tile >= least):
+        tile = least
+        while tile <= WIDEST:
             runner.row_tile = tile
             alone = _logits(runner, config, [prompt], budget=len(prompt))
             if own is not None and not differences:
@@ -91,6 +93,7 @@ def self_check(runner: ModelRunner, config: EngineConfig, own: Tensor | None = N
             differences.append(max(float((a - b).abs().max()) for a, b in zip(alone, mixed, strict=True)))
             if differences[-1] == 0.0:
                 return Exactness(_can_be_exact(runner.model), tile)
+            tile *= 2
     runner.row_tile = least
     return Exactness(False, least, differences[0])
 

@@ -209,14 +209,6 @@ def test_self_check_finds_an_attention_that_computes_something_else(monkeypatch:
         check(load_model("tiny").model)
 
 
-def test_attention_without_a_kernel_for_it_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on devices that are not here."""
-    from engine import attention
-
-    monkeypatch.setattr(attention, "_attend", attention._attend_anywhere)
-    assert not check(load_model("tiny").model).max_difference > 1e-3
-
-
 def test_self_check_widens_the_row_tile_or_says_best_effort(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = load_model("tiny")
     runner = ModelRunner(loaded.model, EngineConfig())
