@@ -19,12 +19,11 @@ from statistics import median
 
 import msgspec
 
+from app.bench_report import MAX_SPREAD
 from app.text import printable
 from engine.contenders import CONTENDERS, Contest, available
 from engine.progress import ModelError, one_line
 
-MAX_SPREAD = 1.25
-"""How much longer the slowest of a contender's rounds may take than the fastest before the table warns."""
 CLOSE_SECONDS = 5.0
 SEED = 0
 TOKEN_IDS = range(3, 256)
@@ -60,6 +59,41 @@ class Standing(msgspec.Struct, frozen=True):
     """Requests whose output is that of transformers for the request alone."""
 
 
+class Standings(msgspec.Struct, frozen=True, tag=True):
+    """The result of a contest."""
+
+    contest: Contest
+    workload: Workload
+    rounds: int
+    standings: list[Standing]
+    left_out: list[str]
+    """Why others could not take part."""
+
+    def lines(self) -> Iterator[str]:
+        workload = self.workload
+        lengths = (
+            f"{workload.shortest}-{workload.longest}" if workload.longest > workload.shortest else workload.longest
+        )
+        yield (
+            f"{printable(self.contest.model)}, {self.contest.dtype}, {self.contest.threads} CPU threads: "
+            f"{workload.num_requests} requests of {lengths} prompt tokens, {workload.num_tokens} new tokens each, "
+            f"medians of {self.rounds} rounds"
+        )
+        yield f"{'':34}{'tok/s':>9}{'spread':>9}{'ours is':>9}{'same':>8}  on"
+        for standing in self.standings:
+            ratio = "" if standing.ratio is None else f"{standing.ratio:.2f}x"
+            same = f"{standing.num_same}/{workload.num_requests}"
+            yield (
+                f"{printable(standing.name):34}{standing.tokens_per_second:9.1f}{standing.spread:8.2f}x{ratio:>9}"
+                f"{same:>8}  {standing.version}"
+            )
+        for reason in self.left_out:
+            yield f"left out: {printable(reason)}"
+        noisy = [standing.name for standing in self.standings if standing.spread > MAX_SPREAD]
+        if noisy:
+            yield f"The machine was noisy: rounds of {', '.join(noisy)} differ by more than {MAX_SPREAD - 1:.0%}."
+
+
 @dataclass(eq=False)
 class Contender:
     """One of them, in its process; `connection` is our end of the pipe to it."""
@@ -80,8 +114,8 @@ class Contender:
         self.seconds.append(seconds)
 
 
-def bench_engine(contest: Contest, workload: Workload, rounds: int) -> tuple[list[Standing], list[str]]:
-    """Measure all that can be imported here; also why some were left out, since not every engine runs every model.
+def bench_engine(contest: Contest, workload: Workload, rounds: int) -> Iterator[Standings]:
+    """Measure all that can be imported here, of which not every engine runs every model.
 
     Raises ModelError if ours cannot, or the one that says what outputs should be.
     """
@@ -121,7 +155,7 @@ def bench_engine(contest: Contest, workload: Workload, rounds: int) -> tuple[lis
                 sum(output == own for output, own in zip(contender.outputs, alone.outputs, strict=True)),
             )
         )
-    return standings, left_out
+    yield Standings(contest, workload, rounds, standings, left_out)
 
 
 @contextlib.contextmanager
@@ -168,36 +202,3 @@ def _serve(name: str, contest: Contest, connection: Connection) -> None:
         pass
     except Exception as error:  # whatever a library says
         connection.send((one_line(error, 200) or type(error).__name__, 0.0, []))
-
-
-def print_bench(contest: Contest, workload: Workload, rounds: int, *, json: bool) -> None:
-    """Measure, and print a table or one JSON object."""
-    standings, left_out = bench_engine(contest, workload, rounds)
-    for reason in left_out:
-        print(f"nanoviz: warning: {printable(reason)}", file=sys.stderr)
-    if json:
-        result = {"contest": contest, "workload": workload, "rounds": rounds, "standings": standings}
-        print(msgspec.json.encode(result).decode())
-        return
-    lengths = f"{workload.shortest}-{workload.longest}" if workload.longest > workload.shortest else workload.longest
-    print(
-        f"{printable(contest.model)}, {contest.dtype}, {contest.threads} CPU threads: {workload.num_requests} requests "
-        f"of {lengths} prompt tokens, {workload.num_tokens} new tokens each, medians of {rounds} rounds"
-    )
-    for line in table(standings, workload):
-        print(line)
-
-
-def table(standings: list[Standing], workload: Workload) -> Iterator[str]:
-    """The result as lines of text."""
-    yield f"{'':34}{'tok/s':>9}{'spread':>9}{'ours is':>9}{'same':>8}  on"
-    for standing in standings:
-        ratio = "" if standing.ratio is None else f"{standing.ratio:.2f}x"
-        same = f"{standing.num_same}/{workload.num_requests}"
-        name = printable(standing.name)
-        yield (
-            f"{name:34}{standing.tokens_per_second:9.1f}{standing.spread:8.2f}x{ratio:>9}{same:>8}  {standing.version}"
-        )
-    noisy = [standing.name for standing in standings if standing.spread > MAX_SPREAD]
-    if noisy:
-        yield f"The machine was noisy: rounds of {', '.join(noisy)} differ by more than {MAX_SPREAD - 1:.0%}."

@@ -5,22 +5,25 @@ from __future__ import annotations
 import re
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import count
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import count, pairwise
+from multiprocessing import Pipe
 from statistics import median
 
 import msgspec
 import psutil
 
 from app import protocol
+from app.bench_report import Heading, Result
 from app.engine_process import EngineProcess
 from app.latency import percentile
-from app.protocol import EngineOptions
+from app.protocol import EngineOptions, Event
 from app.pseudo_terminal import COLUMNS, ROWS, Frame, Screen
 from app.watched import LOADING_PATIENCE, PATIENCE, Steps, WatchedDashboard, steps_of
 from engine.progress import ModelError
 from engine.request import SamplingParams
+from engine.trace import StepTrace
 
 TERMINALS = {"fast terminal": None, "200 kB/s": 200_000, "20 kB/s": 20_000}
 """Bytes a second that they read."""
@@ -39,6 +42,8 @@ RUN_SECONDS = 1.5
 """How long the engine works in each half of a pair, if every seat is taken."""
 MAX_TOKENS = 20
 SELECTED = "▸ "
+CROWD_SEATS, CROWD_WAITING, CROWD_BLOCKS, CROWD_TOKENS = 256, 10_000, 4_096, 192
+CROWD_READINGS = 20
 
 
 class BareEngine:
@@ -61,8 +66,18 @@ class BareEngine:
         raise ModelError("the engine did not start.")
 
     def steps(self) -> Steps | None:
+        return steps_of(self.events())
+
+    def events(self) -> list[Event]:
         time.sleep(0.05)
-        return steps_of(self._process.drain())
+        return self._process.drain()
+
+
+def add_requests(engine: WatchedDashboard | BareEngine, num_requests: int, num_tokens: int = MAX_TOKENS) -> None:
+    params = SamplingParams(max_tokens=num_tokens, ignore_eos=True)
+    for number in range(num_requests):
+        text = f"{number}: what would you like to be measured by?"
+        engine.send(protocol.AddRequest(f"{next(_ids)}", text, "bench", params))
 
 
 def tokens_per_second(engine: WatchedDashboard | BareEngine, num_requests: int) -> float:
@@ -70,10 +85,7 @@ def tokens_per_second(engine: WatchedDashboard | BareEngine, num_requests: int) 
     while engine.steps():
         pass  # of what was before
     engine.send(protocol.SetPaused(True))
-    params = SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True)
-    for number in range(num_requests):
-        text = f"{number}: what would you like to be measured by?"
-        engine.send(protocol.AddRequest(f"{next(_ids)}", text, "bench", params))
+    add_requests(engine, num_requests)
     engine.send(protocol.SetPaused(False))
     num_tokens, first, last = 0, None, 0.0
     end = time.monotonic() + PATIENCE
@@ -91,8 +103,7 @@ def tokens_per_second(engine: WatchedDashboard | BareEngine, num_requests: int) 
 _ids = (f"bench {number}" for number in count())
 
 
-@dataclass(frozen=True, slots=True)
-class Drawing:
+class Drawing(msgspec.Struct, frozen=True):
     """How a terminal of some speed was served while the engine ran as fast as it can. Times in seconds."""
 
     latencies: list[float]
@@ -104,6 +115,103 @@ class Drawing:
     """What the dashboard's process took of them."""
     slow_notice: str
     """What the screen says about the terminal."""
+
+
+class Drawings(msgspec.Struct, frozen=True, tag=True):
+    """By terminal."""
+
+    terminals: dict[str, Drawing]
+
+    def lines(self) -> Iterator[str]:
+        rows: list[tuple[str, Callable[[Drawing], str]]] = [
+            ("key to frame, p50 and p95", lambda d: f"{_times(d.latencies)} ms"),
+            ("keys whose effect was not seen", lambda d: f"{NUM_KEYS - len(d.latencies)} of {NUM_KEYS}"),
+            (
+                "bytes a frame, median and p95",
+                lambda d: f"{median(d.sizes):,.0f} {percentile(sorted(d.sizes), 95):,.0f}",
+            ),
+            ("frames a second", lambda d: f"{len(d.sizes) / d.seconds:.1f}"),
+            ("CPU of the dashboard", lambda d: f"{d.cpu / d.seconds:.1%}"),
+            ("it says", lambda d: d.slow_notice),
+        ]
+        yield f"{'tiny, as fast as it goes, under load':36}" + "".join(f"{name:>18}" for name in self.terminals)
+        for what, value in rows:
+            yield f"  {what:34}" + "".join(f"{value(drawing):>18}" for drawing in self.terminals.values())
+
+
+class Rest(msgspec.Struct, frozen=True, tag=True):
+    """What the program costs while nothing happens: shares of a core."""
+
+    state: str
+    dashboard: float
+    engine: float
+    num_frames: int
+
+    def lines(self) -> Iterator[str]:
+        yield f"{self.state}: {self.dashboard:.1%} of a core, its engine {self.engine:.1%}; {self.num_frames} frames"
+
+
+class Memory(msgspec.Struct, frozen=True, tag=True):
+    num_steps: int
+    dashboard: int
+    """MiB."""
+
+    def lines(self) -> Iterator[str]:
+        yield f"memory of the dashboard after {self.num_steps:,} steps: {self.dashboard} MiB"
+
+
+class Crowd(msgspec.Struct, frozen=True, tag=True):
+    """Very many requests at once. Times in seconds."""
+
+    num_running: int
+    num_waiting: int
+    num_blocks: int
+    step_alone: float
+    """Median step with nobody waiting."""
+    step: float
+    drawing: Drawing
+
+    def lines(self) -> Iterator[str]:
+        drawing = self.drawing
+        yield (
+            f"tiny, {self.num_running} running, {self.num_waiting:,} waiting, {self.num_blocks:,} blocks: a step takes "
+            f"{1000 * self.step:.1f} ms, {1000 * self.step_alone:.1f} without the waiting; key to frame "
+            f"{_times(drawing.latencies)} ms, {len(drawing.sizes) / drawing.seconds:.1f} frames a second"
+        )
+
+
+class TraceCost(msgspec.Struct, frozen=True, tag=True):
+    """What it takes to tell the dashboard of a step: medians over steps in which all seats decode, in seconds."""
+
+    model: str
+    num_bytes: int
+    encoding: float
+    piping: float
+    decoding: float
+    step: float
+
+    def lines(self) -> Iterator[str]:
+        parts = (self.encoding, self.piping, self.decoding)
+        encoding, piping, decoding = (f"{1e6 * seconds:.0f}" for seconds in parts)
+        yield (
+            f"{self.model}: a trace is {self.num_bytes:,} bytes; {encoding} us to encode, {piping} to pipe, {decoding} "
+            f"to decode: {sum(parts) / self.step:.1%} of its step of {1000 * self.step:.1f} ms"
+        )
+
+
+class Tax(msgspec.Struct, frozen=True, tag=True):
+    """Tokens a second of the engine without the dashboard and with it, in pairs."""
+
+    model: str
+    pairs: list[tuple[float, float]]
+
+    def lines(self) -> Iterator[str]:
+        without, with_it = (median(speeds) for speeds in zip(*self.pairs, strict=True))
+        taxes = [1 - seen / alone for alone, seen in self.pairs]
+        yield (
+            f"{self.model}: {without:,.0f} tokens/s without the dashboard, {with_it:,.0f} with it:"
+            f" a tax of {median(taxes):.1%} (median of {len(taxes)} pairs: {', '.join(f'{tax:.1%}' for tax in taxes)})"
+        )
 
 
 def measure_drawing(dashboard: WatchedDashboard, bytes_per_second: float | None) -> Drawing:
@@ -161,61 +269,78 @@ def cpu_seconds(process: psutil.Process) -> float:
     return float(times.user + times.system)
 
 
-def bench_ui(options: EngineOptions) -> None:
-    """Print everything: drawing with the model `tiny`, and the tax on its engine and on that of the settings."""
-    print(f"the dashboard at {COLUMNS}x{ROWS}, on a terminal of its own", flush=True)
+def bench_ui(options: EngineOptions) -> Iterator[Result]:
+    """Everything: drawing and a crowd with the model `tiny`, and traces and the tax, also with that of the settings."""
     tiny = msgspec.structs.replace(options, model="tiny")
+    yield Heading(f"the dashboard at {COLUMNS}x{ROWS}, on a terminal of its own")
     dashboard = WatchedDashboard(tiny)
     try:
-        _print_drawing(dashboard)
+        yield from _drawing(dashboard)
     finally:
         dashboard.close()
+    yield _crowd(tiny)
     for one in (tiny, options) if options.model != "tiny" else (tiny,):
-        _print_tax(one)
+        yield from _compared(one)
 
 
-def _print_drawing(dashboard: WatchedDashboard) -> None:
+def _drawing(dashboard: WatchedDashboard) -> Iterator[Result]:
     dashboard.wait_for("idle")
-    _print_rest(dashboard, "idle")
+    yield _rest(dashboard, "idle")
     dashboard.terminal.press(LOAD_KEYS)
     time.sleep(LOAD_SECONDS)
-    _print_table({name: measure_drawing(dashboard, speed) for name, speed in TERMINALS.items()})
+    yield Drawings({name: measure_drawing(dashboard, speed) for name, speed in TERMINALS.items()})
     dashboard.terminal.press(" ")
     dashboard.wait_for("paused")
-    _print_rest(dashboard, "paused, under load")
+    yield _rest(dashboard, "paused, under load")
     last = 0
     while steps := dashboard.steps():
         last = steps.last
-    memory = dashboard.process.memory_info().rss >> 20
-    print(f"memory of the dashboard after {last + 1:,} steps: {memory} MiB", flush=True)
+    yield Memory(last + 1, dashboard.process.memory_info().rss >> 20)
 
 
-def _print_rest(dashboard: WatchedDashboard, state: str) -> None:
-    """What it costs while nothing happens."""
+def _rest(dashboard: WatchedDashboard, state: str) -> Rest:
     time.sleep(1)
     processes = (dashboard.process, dashboard.engine)
     before, num_frames = [cpu_seconds(process) for process in processes], len(dashboard.terminal.frames)
     time.sleep(IDLE_SECONDS)
-    shares = [(cpu_seconds(process) - had) / IDLE_SECONDS for process, had in zip(processes, before, strict=True)]
-    num_frames = len(dashboard.terminal.frames) - num_frames
-    print(f"{state}: {shares[0]:.1%} of a core, its engine {shares[1]:.1%}; {num_frames} frames", flush=True)
+    took = [(cpu_seconds(process) - had) / IDLE_SECONDS for process, had in zip(processes, before, strict=True)]
+    return Rest(state, took[0], took[1], len(dashboard.terminal.frames) - num_frames)
 
 
-def _print_table(drawings: dict[str, Drawing]) -> None:
-    rows: list[tuple[str, Callable[[Drawing], str]]] = [
-        ("key to frame, p50 and p95", lambda d: f"{_times(d.latencies)} ms"),
-        ("keys whose effect was not seen", lambda d: f"{NUM_KEYS - len(d.latencies)} of {NUM_KEYS}"),
-        ("bytes a frame, median and p95", lambda d: f"{median(d.sizes):,.0f} {percentile(sorted(d.sizes), 95):,.0f}"),
-        ("frames a second", lambda d: f"{len(d.sizes) / d.seconds:.1f}"),
-        ("CPU of the dashboard", lambda d: f"{d.cpu / d.seconds:.1%}"),
-        ("it says", lambda d: d.slow_notice),
-    ]
-    print(f"{'tiny, as fast as it goes, under load':36}" + "".join(f"{name:>18}" for name in drawings))
-    for what, value in rows:
-        print(f"  {what:34}" + "".join(f"{value(drawing):>18}" for drawing in drawings.values()), flush=True)
+def _crowd(options: EngineOptions) -> Crowd:
+    config = replace(options.config, max_num_seqs=CROWD_SEATS, num_blocks=CROWD_BLOCKS + 1, max_model_len=CROWD_TOKENS)
+    config = replace(config, max_num_batched_tokens=max(config.max_num_batched_tokens, 2 * CROWD_SEATS))
+    dashboard = WatchedDashboard(msgspec.structs.replace(options, config=config))
+    try:
+        dashboard.wait_for("idle")
+        add_requests(dashboard, CROWD_SEATS, CROWD_TOKENS)
+        alone = _step_seconds(dashboard, lambda num_waiting: num_waiting == 0)
+        dashboard.send(protocol.SetPaused(True))  # until they have all come
+        add_requests(dashboard, CROWD_WAITING, CROWD_TOKENS)
+        dashboard.send(protocol.SetPaused(False))
+        step = _step_seconds(dashboard, lambda num_waiting: num_waiting > CROWD_SEATS)
+        drawing = measure_drawing(dashboard, None)
+    finally:
+        dashboard.close()
+    return Crowd(CROWD_SEATS, CROWD_WAITING, CROWD_BLOCKS, alone, step, drawing)
 
 
-def _print_tax(options: EngineOptions) -> None:
+def _step_seconds(dashboard: WatchedDashboard, holds: Callable[[int], bool]) -> float:
+    """Median of what steps take in which so many wait as `holds` says."""
+    found: list[float] = []
+    end = time.monotonic() + PATIENCE
+    last: Steps | None = None
+    while len(found) < CROWD_READINGS:
+        if time.monotonic() > end:
+            raise ModelError("the engine does not answer.")
+        steps = dashboard.steps()
+        if steps and last and holds(steps.num_waiting) and holds(last.num_waiting):
+            found.append((steps.ended - last.ended) / (steps.last - last.last))
+        last = steps or last
+    return median(found)
+
+
+def _compared(options: EngineOptions) -> Iterator[Result]:
     """In turns, so that both see the same machine: the one that does not run is paused or has nothing to do."""
     bare = BareEngine(options)
     try:
@@ -223,18 +348,40 @@ def _print_tax(options: EngineOptions) -> None:
         try:
             bare.wait()
             dashboard.wait_for("idle")
-            pairs = _measure_pairs(bare, dashboard, options.config.max_num_seqs)
+            yield _trace_cost(bare, options)
+            yield Tax(options.model, _measure_pairs(bare, dashboard, options.config.max_num_seqs))
         finally:
             dashboard.close()
     finally:
         bare.close()
-    without, with_it = (median(speeds) for speeds in zip(*pairs, strict=True))
-    taxes = [1 - seen / alone for alone, seen in pairs]
-    print(
-        f"{options.model}: {without:,.0f} tokens/s without the dashboard, {with_it:,.0f} with it:"
-        f" a tax of {median(taxes):.1%} (median of {len(taxes)} pairs: {', '.join(f'{tax:.1%}' for tax in taxes)})",
-        flush=True,
-    )
+
+
+def _trace_cost(engine: BareEngine, options: EngineOptions) -> TraceCost:
+    """Of traces that the engine has really sent, told once more from here to here."""
+    num_requests = options.config.max_num_seqs
+    add_requests(engine, num_requests)
+    traces: list[StepTrace] = []
+    end = time.monotonic() + PATIENCE
+    while sum(len(trace.outputs) for trace in traces) < num_requests * MAX_TOKENS:
+        traces += [event.trace for event in engine.events() if isinstance(event, protocol.Stepped)]
+        if time.monotonic() > end:
+            raise ModelError("the engine does not answer.")
+    most = max(len(trace.scheduled) for trace in traces)
+    full = [trace for trace in traces if len(trace.scheduled) == most and trace.num_scheduled_tokens == most]
+    here, there = Pipe()
+    costs = []
+    for trace in full or traces:
+        moments = [time.perf_counter()]
+        data = protocol.encode(protocol.Stepped(trace))
+        moments.append(time.perf_counter())
+        here.send_bytes(data)
+        data = there.recv_bytes()
+        moments.append(time.perf_counter())
+        protocol.decode_event(data)
+        moments.append(time.perf_counter())
+        costs.append([later - sooner for sooner, later in pairwise(moments)] + [trace.times.total, len(data)])
+    encoding, piping, decoding, step, num_bytes = (median(column) for column in zip(*costs, strict=True))
+    return TraceCost(options.model, int(num_bytes), encoding, piping, decoding, step)
 
 
 def _measure_pairs(bare: BareEngine, dashboard: WatchedDashboard, num_seats: int) -> list[tuple[float, float]]:

@@ -101,20 +101,6 @@ def verify(config: EngineConfig, *, model: str, dtype: str, device: str, threads
     return all_same
 
 
-def bench_scheduler(config: EngineConfig) -> None:
-    """Print what a step's decision costs, a line for each size."""
-    from engine.bench import scheduler_costs
-
-    print(
-        f"policy {config.policy}: median microseconds of a step in which all running requests decode, without a model"
-    )
-    print(f"{'running':>8}{'waiting':>9}{'schedule + update':>20}{'a request':>11}{'with trace':>13}{'a request':>11}")
-    for cost in scheduler_costs(config):
-        decision, step = (1e6 * seconds for seconds in (cost.decision, cost.step))
-        line = f"{cost.num_running:8,}{cost.num_waiting:9,}{decision:20,.0f}{decision / cost.num_running:11.2f}"
-        print(f"{line}{step:13,.0f}{step / cost.num_running:11.2f}", flush=True)
-
-
 def warn(config: EngineConfig) -> None:
     """Say on standard error what is hardly meant."""
     for warning in config.warnings():

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from app.settings import Settings
+from app.settings import Settings, SettingsMistake
 from engine.locate import locate
 from engine.request import SamplingParams
+
+if TYPE_CHECKING:
+    from app.bench_engine import Workload
+    from app.bench_report import Result
+    from app.protocol import EngineOptions
+    from engine.contenders import Contest
 
 
 class Run(Settings):
@@ -85,9 +93,11 @@ class Bench(Settings):
     scheduler: microseconds that the decision of a step takes, with growing numbers of running and waiting requests and
     no model; the policy and the other parameters that are no sizes are those of the settings.
 
-    ui: what the dashboard costs, in three minutes: from a key to its frame, bytes a frame, CPU and memory on a fast and
-    on a slow terminal, idle and paused, and by how much it slows the engine down, with the model tiny and with that of
-    the settings.
+    ui: what the dashboard costs, in four minutes: from a key to its frame, bytes a frame, CPU and memory on a fast and
+    on a slow terminal, idle and paused, and in front of ten thousand waiting requests; what it costs to tell it of a
+    step, and by how much it slows the engine down, with the model tiny and with that of the settings.
+
+    startup: seconds until the help, the first frame and the first token are there, and what memory that takes.
 
     soak: a hundred thousand steps of the model tiny under a random load, in half an hour or more: whether memory keeps
     growing, blocks leak, or the history is wrong at one of its ends; exit code 1 if so.
@@ -95,7 +105,10 @@ class Bench(Settings):
 
     @classmethod
     def add_arguments(cls, parser: ArgumentParser) -> None:
-        parser.add_argument("part", choices=["engine", "scheduler", "ui", "soak"], help="what to measure")
+        parser.add_argument("part", choices=["engine", "scheduler", "ui", "startup", "soak"], help="what to measure")
+        parser.add_argument(
+            "--json", action="store_true", help="print the results as JSON, and nothing else (not soak)"
+        )
         engine = parser.add_argument_group("of engine alone")
         engine.add_argument("--requests", type=_positive, default=16, metavar="N", help="how many, all at once (16)")
         engine.add_argument(
@@ -103,37 +116,46 @@ class Bench(Settings):
         )
         engine.add_argument("--new-tokens", type=_positive, default=64, metavar="N", help="to generate for each (64)")
         engine.add_argument("--rounds", type=_positive, default=3, metavar="N", help="that count, after one more (3)")
-        engine.add_argument("--json", action="store_true", help="print the result as JSON, and nothing else")
 
     def execute(self, arguments: Namespace) -> int:
+        from app.bench_report import print_results
         from app.protocol import EngineOptions
 
         config = self.engine_config()
-        if arguments.part == "engine":
-            self._bench_engine(arguments)
-            return 0
         options = EngineOptions(self.model, self.dtype, self.device, self.num_threads(), config)
-        if arguments.part == "scheduler":
-            from app import headless
-
-            headless.bench_scheduler(config)
-            return 0
-        config.validate()
         if arguments.part == "soak":
             from app.bench_soak import soak
 
+            if arguments.json:
+                raise SettingsMistake("--json: the soak test prints text only.")
+            config.validate()
             return 0 if soak(options) else 1
-        from app.bench_ui import bench_ui
-
-        locate(self.model)
-        bench_ui(options)
+        print_results(self._results(options, arguments), json=arguments.json)
         return 0
 
-    def _bench_engine(self, arguments: Namespace) -> None:
-        from app.bench_engine import Workload, print_bench
+    def _results(self, options: EngineOptions, arguments: Namespace) -> Iterable[Result]:
+        if arguments.part == "scheduler":
+            from app.bench_scheduler import bench_scheduler
+
+            return bench_scheduler(options.config)
+        locate(self.model)
+        if arguments.part == "engine":
+            from app.bench_engine import bench_engine
+
+            return bench_engine(*self._contest(arguments), arguments.rounds)
+        options.config.validate()
+        if arguments.part == "startup":
+            from app.bench_startup import bench_startup
+
+            return bench_startup(options)
+        from app.bench_ui import bench_ui
+
+        return bench_ui(options)
+
+    def _contest(self, arguments: Namespace) -> tuple[Contest, Workload]:
+        from app.bench_engine import Workload
         from engine.contenders import Contest
 
-        locate(self.model)
         shortest, longest = arguments.prompt_len
         contest = Contest(
             self.model,
@@ -142,8 +164,7 @@ class Bench(Settings):
             arguments.requests,
             longest + arguments.new_tokens + 1,
         )
-        workload = Workload(arguments.requests, shortest, longest, arguments.new_tokens)
-        print_bench(contest, workload, arguments.rounds, json=arguments.json)
+        return contest, Workload(arguments.requests, shortest, longest, arguments.new_tokens)
 
 
 def _positive(text: str) -> int:

@@ -7,15 +7,17 @@ import re
 from collections.abc import Iterator
 from multiprocessing import Pipe
 
+import msgspec
 import pytest
 
-from app import bench_engine, bench_soak, bench_ui, protocol
-from app.bench_engine import Standing, Workload, table
+from app import bench_engine, bench_soak, bench_startup, bench_ui, protocol
+from app.bench_engine import Standing, Standings, Workload
 from app.bench_soak import Reading, growth
+from app.bench_startup import Start, Starts
 from app.bench_ui import latencies
 from app.pseudo_terminal import COLUMNS, Frame, Screen
 from app.watched import steps_of
-from engine.contenders import CONTENDERS
+from engine.contenders import CONTENDERS, Contest
 from engine.progress import ModelError
 from tests.app.support import READY, STEP_SECONDS, TIMES, run_cli, scenario
 
@@ -71,6 +73,9 @@ def briefly(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         "NUM_KEYS": 3,
         "NUM_PAIRS": 1,
         "RUN_SECONDS": 0.1,
+        "CROWD_SEATS": 4,
+        "CROWD_WAITING": 30,
+        "CROWD_READINGS": 2,
     }.items():
         monkeypatch.setattr(bench_ui, name, value)
     for name, value in {"NUM_STEPS": 150, "NUM_READINGS": 5, "FULL_STEPS": 50}.items():
@@ -90,9 +95,40 @@ def test_bench_ui_prints_everything(capsys: pytest.CaptureFixture[str]) -> None:
         r"CPU of the dashboard +\d+\.\d%",
         r"paused, under load: \d+\.\d% of a core, its engine \d+\.\d%; \d+ frames",
         r"memory of the dashboard after [\d,]+ steps: \d+ MiB",
+        r"tiny, 4 running, 30 waiting, 4,096 blocks: a step takes \d+\.\d ms, \d+\.\d without the waiting;",
+        r"tiny: a trace is [\d,]+ bytes; \d+ us to encode, \d+ to pipe, \d+ to decode: \d+\.\d% of its step of",
         r"tiny: [\d,]+ tokens/s without the dashboard, [\d,]+ with it: a tax of",
+        r"\d cores; Python 3.*, nanoviz [\d.]+, torch",
     ):
         assert re.search(pattern, result.out), result.out
+
+
+def test_bench_startup_as_json_and_as_text(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_startup, "ROUNDS", 1)
+    result = run_cli(capsys, "bench", "startup", "--model", "tiny", "--json")
+    assert result.code == 0 and not result.err, result
+    answer = json.loads(result.out)
+    assert answer["machine"]["cores"] >= 1 and "torch" in answer["machine"]["versions"]
+    [found] = answer["results"]
+    [start] = found["starts"]
+    assert start["help"] > 0 and 0 < start["first_frame"] < start["first_token"]
+    assert 0 < start["dashboard"] < start["engine"]
+    slow = msgspec.convert({**start, "first_token": 2 * start["first_token"]}, Start)
+    lines = list(Starts("tiny", [msgspec.convert(start, Start), slow]).lines())
+    assert re.match(r"nanoviz --help +\d+\.\d\d s ", lines[0]) and "noisy: first token differ" in lines[-1]
+
+
+def test_bench_scheduler_as_json_and_soak_as_text_only(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.bench.NUM_RUNNING", (2,))
+    monkeypatch.setattr("engine.bench.NUM_WAITING", 5)
+    result = run_cli(capsys, "bench", "scheduler", "--json")
+    assert result.code == 0 and not result.err, result
+    sizes = [found["cost"] for found in json.loads(result.out)["results"]]
+    assert [(size["num_running"], size["num_waiting"]) for size in sizes] == [(2, 0), (2, 5)]
+    refused = run_cli(capsys, "bench", "soak", "--json")
+    assert refused.code == 2 and "--json" in refused.err
 
 
 @pytest.mark.usefixtures("briefly")
@@ -124,7 +160,8 @@ CONTEST = (
 def test_bench_engine_serves_the_same_requests_with_every_engine(capsys: pytest.CaptureFixture[str]) -> None:
     result = run_cli(capsys, *CONTEST, "--rounds", "1", "--json")
     assert result.code == 0 and not result.err, result
-    standings = json.loads(result.out)["standings"]
+    [found] = json.loads(result.out)["results"]
+    standings = found["standings"]
     assert [standing["name"] for standing in standings][:2] == ["nanoviz", "transformers, one by one"]
     assert len(standings) >= 4 and all(standing["num_same"] == 3 for standing in standings), standings
     assert [standing["ratio"] is None for standing in standings] == [True] + [False] * (len(standings) - 1)
@@ -140,8 +177,9 @@ def test_the_table_says_when_the_machine_was_noisy() -> None:
     workload = Workload(2, 1, 1, 1)
     calm = Standing("calm", "v1", 100.0, 1.01, None, 2)
     noisy = Standing("noisy", "v2", 50.0, 1.9, 2.0, 1)
-    assert not any("noisy" in line for line in table([calm], workload))
-    *_, row, warning = table([calm, noisy], workload)
+    contest = Contest("tiny", "float32", 1, 2, 9)
+    assert not any("noisy" in line for line in Standings(contest, workload, 1, [calm], []).lines())
+    *_, row, warning = Standings(contest, workload, 1, [calm, noisy], []).lines()
     assert "2.00x" in row and "1/2" in row and "1.90x" in row
     assert "noisy:" in warning and "calm" not in warning
 
@@ -156,8 +194,8 @@ def test_a_contender_that_does_not_run_the_model_is_left_out(
 ) -> None:
     monkeypatch.setattr(bench_engine, "available", lambda: {**dict.fromkeys(list(CONTENDERS)[:2], "v"), "nobody": "v"})
     result = run_cli(capsys, *CONTEST, "--rounds", "1")
-    assert result.code == 0 and "nobody cannot be measured" in result.err
-    assert "one by one" in result.out and "nobody" not in result.out
+    assert result.code == 0 and not result.err
+    assert "left out: nobody cannot be measured" in result.out
 
 
 @pytest.mark.parametrize("flags", [("--requests", "0"), ("--prompt-len", "9-5"), ("--prompt-len", "x")])

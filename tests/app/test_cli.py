@@ -262,7 +262,7 @@ def test_bench_scheduler_prints_a_line_for_each_size(
     budget = ("--max-num-batched-tokens", "1024")  # policy orca would refuse less before sizes are put in its place
     result = run_cli(capsys, "bench", "scheduler", "--policy", policy, *budget)
     assert result.code == 0 and not result.err
-    heading, columns, *rows = result.out.splitlines()
+    _machine, heading, columns, *rows = result.out.splitlines()
     assert policy in heading and "waiting" in columns
     assert [row.split()[:2] for row in rows] == [["2", "0"], ["2", "5"], ["3", "0"], ["3", "5"]]
     assert all(float(number) > 0 for row in rows for number in row.split()[2:])

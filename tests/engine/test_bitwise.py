@@ -40,6 +40,8 @@ SHAPES = {
     "llama": (LlamaConfig, LlamaForCausalLM, {"num_attention_heads": 6, "num_key_value_heads": 2}),
     "llama-untied": (LlamaConfig, LlamaForCausalLM, {"num_attention_heads": 4, "num_key_value_heads": 4, "untied": 1}),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM, {"num_attention_heads": 6, "num_key_value_heads": 1}),
+    # As published: float16 can hold the weights.
+    "qwen2-half": (Qwen2Config, Qwen2ForCausalLM, {"num_attention_heads": 6, "num_key_value_heads": 1}),
     "llama-unpacked": (LlamaConfig, LlamaForCausalLM, {"num_attention_heads": 6, "num_key_value_heads": 2}),
     "llama-bfloat16": (LlamaConfig, LlamaForCausalLM, {"num_attention_heads": 6, "num_key_value_heads": 2}),
     # Of no family that is packed in whole layers: its linear modules are.
@@ -200,6 +202,9 @@ def test_logits_do_not_depend_on_the_schedule(shape: str, monkeypatch: pytest.Mo
     if shape.endswith("unpacked"):
         monkeypatch.setattr("engine.packed.can_pack", lambda device: False)
     model = random_model(shape)
+    if shape.endswith("half"):
+        for parameter in model.parameters():
+            parameter.data = parameter.data.half().float()
     if shape.endswith("bfloat16"):
         if compute_dtype(torch.bfloat16) != torch.float32:
             pytest.skip("this processor computes in bfloat16; only float32 is promised")
@@ -214,7 +219,7 @@ def test_logits_do_not_depend_on_the_schedule(shape: str, monkeypatch: pytest.Mo
     alone = serve_alone(model, prompts, params)
     total = Served({})
     for _ in range(NUM_SCHEDULES):
-        config = random_config(rng, rng.choice([4, 8, 16, 32]), MAX_MODEL_LEN)
+        config = random_config(rng, rng.choice([1, 4, 8, 16, 32, 64]), MAX_MODEL_LEN)
         changes = random_changes(rng, config) if rng.random() < 0.5 else {}
         chosen = rng.sample(range(len(prompts)), 5)
         served = serve(model, config, prompts, params, [(rng.choice([0, 0, 1, 3, 10]), i) for i in chosen], changes)
