@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
@@ -11,6 +10,8 @@ from pathlib import Path
 from typing import Protocol
 
 import msgspec
+
+from app.settings import num_cores
 
 PACKAGES = ("nanoviz", "torch", "transformers", "textual")
 MAX_SPREAD = 1.25
@@ -39,6 +40,7 @@ class Machine(msgspec.Struct, frozen=True):
 
     processor: str
     cores: int
+    """That this process may use."""
     python: str
     versions: dict[str, str]
 
@@ -54,7 +56,7 @@ def this_machine() -> Machine:
             versions[package] = version(package)
         except PackageNotFoundError:  # its modules can be imported all the same
             versions[package] = "?"
-    return Machine(_processor(), os.cpu_count() or 1, platform.python_version(), versions)
+    return Machine(_processor(), num_cores(), platform.python_version(), versions)
 
 
 def _processor() -> str:

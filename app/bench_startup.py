@@ -12,10 +12,15 @@ import msgspec
 
 from app.bench_report import MAX_SPREAD
 from app.protocol import EngineOptions
-from app.watched import LOADING_PATIENCE, WatchedDashboard
+from app.pseudo_terminal import PseudoTerminal, Screen
+from app.text import printable
+from app.watched import LOADING_PATIENCE, Steps, WatchedDashboard
 from engine.progress import ModelError
 
 ROUNDS = 5
+PROGRAM = [sys.executable, "-P", "-m", "app"]
+MOMENT = 0.1
+"""Seconds between two looks, which take their share of the processor."""
 SHORT_REQUEST = "s"
 """Key of a short request."""
 COLUMNS = {"help": "nanoviz --help", "first_frame": "first frame", "first_token": "first token"}
@@ -28,7 +33,7 @@ class Start(msgspec.Struct, frozen=True):
     """Until `nanoviz --help` had ended."""
     first_frame: float
     first_token: float
-    """Of a request that was asked for at once."""
+    """Of a request that was asked for at once; of the program without its command line, which takes as long as help."""
     dashboard: int
     engine: int
 
@@ -47,7 +52,8 @@ class Starts(msgspec.Struct, frozen=True, tag=True):
             if max(seconds) > MAX_SPREAD * min(seconds):
                 noisy.append(title)
         dashboard, engine = (median(getattr(start, name) for start in self.starts) for name in ("dashboard", "engine"))
-        yield f"memory then: {dashboard:.0f} MiB the dashboard, {engine:.0f} MiB its engine with {self.model}"
+        model = printable(self.model)
+        yield f"memory then: {dashboard:.0f} MiB the dashboard, {engine:.0f} MiB its engine with {model}"
         if noisy:
             yield f"The machine was noisy: {', '.join(noisy)} differ by more than {MAX_SPREAD - 1:.0%}."
 
@@ -59,29 +65,46 @@ def bench_startup(options: EngineOptions) -> Iterator[Starts]:
 
 def _start(options: EngineOptions) -> Start:
     began = time.monotonic()
-    subprocess.run([sys.executable, "-P", "-m", "app", "--help"], stdout=subprocess.DEVNULL, check=True)
+    if subprocess.run([*PROGRAM, "--help"], stdout=subprocess.DEVNULL, check=False).returncode:
+        raise ModelError("`nanoviz --help` has failed.")
     help_seconds = time.monotonic() - began
+    return Start(help_seconds, _first_frame(options), *_first_token(options))
+
+
+def _first_frame(options: EngineOptions) -> float:
+    flags = {"model": options.model, "dtype": options.dtype, "device": options.device, "threads": options.threads}
+    given = [f"--{name}={value}" for name, value in flags.items() if value is not None]
+    began = time.monotonic()
+    terminal = PseudoTerminal([*PROGRAM, *given])
+    try:
+        screen = Screen()
+        for _ in range(round(LOADING_PATIENCE / MOMENT)):
+            frames = list(terminal.frames)
+            for frame in frames:
+                screen.show(frame)
+                if any(line.strip() for line in screen.lines):
+                    return frame.at - began
+            if terminal.process.poll() is not None:
+                break
+            time.sleep(MOMENT)
+        raise ModelError("the dashboard did not start:\n" + "\n".join(screen.lines).rstrip())
+    finally:
+        terminal.close()
+
+
+def _first_token(options: EngineOptions) -> tuple[float, int, int]:
+    """Seconds, and MiB of the dashboard and its engine then."""
     began = time.monotonic()
     dashboard = WatchedDashboard(options)
     try:
         dashboard.terminal.press(SHORT_REQUEST)
-        while not any(line.strip() for line in dashboard.lines()):
-            _wait(dashboard, began)
-        first_frame = time.monotonic() - began
         num_tokens = 0
         while not num_tokens:
-            steps = dashboard.steps()
+            steps = dashboard.hear(Steps, MOMENT)
             num_tokens = steps.num_tokens if steps else 0
-            _wait(dashboard, began)
-        first_token = time.monotonic() - began
+            dashboard.check()
+        seconds = time.monotonic() - began
         memory = [process.memory_info().rss >> 20 for process in (dashboard.process, dashboard.engine)]
     finally:
         dashboard.close()
-    return Start(help_seconds, first_frame, first_token, memory[0], memory[1])
-
-
-def _wait(dashboard: WatchedDashboard, began: float) -> None:
-    """A moment. Raises ModelError if it is the last one."""
-    if dashboard.terminal.process.poll() is not None or time.monotonic() > began + LOADING_PATIENCE:
-        raise ModelError("the dashboard did not start:\n" + "\n".join(dashboard.lines()).rstrip())
-    time.sleep(0.002)
+    return seconds, memory[0], memory[1]

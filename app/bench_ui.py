@@ -20,6 +20,7 @@ from app.engine_process import EngineProcess
 from app.latency import percentile
 from app.protocol import EngineOptions, Event
 from app.pseudo_terminal import COLUMNS, ROWS, Frame, Screen
+from app.text import printable
 from app.watched import LOADING_PATIENCE, PATIENCE, Steps, WatchedDashboard, steps_of
 from engine.progress import ModelError
 from engine.request import SamplingParams
@@ -41,9 +42,15 @@ NUM_PAIRS = 9
 RUN_SECONDS = 1.5
 """How long the engine works in each half of a pair, if every seat is taken."""
 MAX_TOKENS = 20
+QUIET_SECONDS = 3.0
+"""Without a step: all requests have ended."""
 SELECTED = "▸ "
-CROWD_SEATS, CROWD_WAITING, CROWD_BLOCKS, CROWD_TOKENS = 256, 10_000, 4_096, 192
-CROWD_READINGS = 20
+CROWD_SEATS, CROWD_WAITING, CROWD_BLOCKS, CROWD_TOKENS = 256, 10_000, 4_096, 256
+"""Requests that run and that wait; blocks, and tokens that a request may have, so that all who run fit in."""
+CROWD_READINGS = 10
+"""Messages about steps of which a median is made."""
+MAX_TRACED = 256
+"""Requests in a trace whose cost is measured: what tells of many more does not fit into a pipe at once."""
 
 
 class BareEngine:
@@ -152,6 +159,8 @@ class Rest(msgspec.Struct, frozen=True, tag=True):
 
 
 class Memory(msgspec.Struct, frozen=True, tag=True):
+    """Of the dashboard's process, after so many steps."""
+
     num_steps: int
     dashboard: int
     """MiB."""
@@ -160,28 +169,37 @@ class Memory(msgspec.Struct, frozen=True, tag=True):
         yield f"memory of the dashboard after {self.num_steps:,} steps: {self.dashboard} MiB"
 
 
-class Crowd(msgspec.Struct, frozen=True, tag=True):
-    """Very many requests at once. Times in seconds."""
+class Load(msgspec.Struct, frozen=True):
+    """Medians of steps under a load."""
 
     num_running: int
     num_waiting: int
-    num_blocks: int
-    step_alone: float
-    """Median step with nobody waiting."""
     step: float
+    """Seconds."""
+
+
+class Crowd(msgspec.Struct, frozen=True, tag=True):
+    """Very many requests at once. Medians of what was seen; times in seconds."""
+
+    alone: Load
+    """All seats taken, nobody waiting."""
+    crowded: Load
+    num_blocks: int
     drawing: Drawing
 
     def lines(self) -> Iterator[str]:
-        drawing = self.drawing
+        drawing, alone, crowded = self.drawing, self.alone, self.crowded
+        yield f"tiny with {self.num_blocks:,} blocks:"
+        for load in (alone, crowded):
+            yield f"  {load.num_running} running, {load.num_waiting:,} waiting: a step takes {1000 * load.step:.1f} ms"
         yield (
-            f"tiny, {self.num_running} running, {self.num_waiting:,} waiting, {self.num_blocks:,} blocks: a step takes "
-            f"{1000 * self.step:.1f} ms, {1000 * self.step_alone:.1f} without the waiting; key to frame "
-            f"{_times(drawing.latencies)} ms, {len(drawing.sizes) / drawing.seconds:.1f} frames a second"
+            f"  then key to frame, p50 and p95 {_times(drawing.latencies)} ms ({NUM_KEYS - len(drawing.latencies)} of "
+            f"{NUM_KEYS} keys without effect), {len(drawing.sizes) / drawing.seconds:.1f} frames a second"
         )
 
 
 class TraceCost(msgspec.Struct, frozen=True, tag=True):
-    """What it takes to tell the dashboard of a step: medians over steps in which all seats decode, in seconds."""
+    """What it takes to tell the dashboard of a step: medians, in seconds, of steps in which as many as ever decode."""
 
     model: str
     num_bytes: int
@@ -194,8 +212,8 @@ class TraceCost(msgspec.Struct, frozen=True, tag=True):
         parts = (self.encoding, self.piping, self.decoding)
         encoding, piping, decoding = (f"{1e6 * seconds:.0f}" for seconds in parts)
         yield (
-            f"{self.model}: a trace is {self.num_bytes:,} bytes; {encoding} us to encode, {piping} to pipe, {decoding} "
-            f"to decode: {sum(parts) / self.step:.1%} of its step of {1000 * self.step:.1f} ms"
+            f"{printable(self.model)}: a trace is {self.num_bytes:,} bytes; {encoding} us to encode, {piping} to pipe, "
+            f"{decoding} to decode: {sum(parts) / self.step:.1%} of its step of {1000 * self.step:.1f} ms"
         )
 
 
@@ -209,7 +227,7 @@ class Tax(msgspec.Struct, frozen=True, tag=True):
         without, with_it = (median(speeds) for speeds in zip(*self.pairs, strict=True))
         taxes = [1 - seen / alone for alone, seen in self.pairs]
         yield (
-            f"{self.model}: {without:,.0f} tokens/s without the dashboard, {with_it:,.0f} with it:"
+            f"{printable(self.model)}: {without:,.0f} tokens/s without the dashboard, {with_it:,.0f} with it:"
             f" a tax of {median(taxes):.1%} (median of {len(taxes)} pairs: {', '.join(f'{tax:.1%}' for tax in taxes)})"
         )
 
@@ -308,36 +326,45 @@ def _rest(dashboard: WatchedDashboard, state: str) -> Rest:
 
 
 def _crowd(options: EngineOptions) -> Crowd:
-    config = replace(options.config, max_num_seqs=CROWD_SEATS, num_blocks=CROWD_BLOCKS + 1, max_model_len=CROWD_TOKENS)
-    config = replace(config, max_num_batched_tokens=max(config.max_num_batched_tokens, 2 * CROWD_SEATS))
+    config = replace(
+        options.config,
+        max_num_seqs=CROWD_SEATS,
+        num_blocks=CROWD_BLOCKS + 1,
+        block_size=CROWD_TOKENS * CROWD_SEATS // CROWD_BLOCKS,
+        max_model_len=CROWD_TOKENS,
+        max_num_batched_tokens=max(options.config.max_num_batched_tokens, 2 * CROWD_SEATS),
+    )
     dashboard = WatchedDashboard(msgspec.structs.replace(options, config=config))
     try:
         dashboard.wait_for("idle")
         add_requests(dashboard, CROWD_SEATS, CROWD_TOKENS)
-        alone = _step_seconds(dashboard, lambda num_waiting: num_waiting == 0)
+        alone = _load(dashboard, lambda steps: steps.num_waiting == 0 and steps.num_running == CROWD_SEATS)
         dashboard.send(protocol.SetPaused(True))  # until they have all come
         add_requests(dashboard, CROWD_WAITING, CROWD_TOKENS)
         dashboard.send(protocol.SetPaused(False))
-        step = _step_seconds(dashboard, lambda num_waiting: num_waiting > CROWD_SEATS)
+        crowded = _load(dashboard, lambda steps: steps.num_waiting > CROWD_WAITING // 2)
         drawing = measure_drawing(dashboard, None)
     finally:
         dashboard.close()
-    return Crowd(CROWD_SEATS, CROWD_WAITING, CROWD_BLOCKS, alone, step, drawing)
+    return Crowd(alone, crowded, CROWD_BLOCKS, drawing)
 
 
-def _step_seconds(dashboard: WatchedDashboard, holds: Callable[[int], bool]) -> float:
-    """Median of what steps take in which so many wait as `holds` says."""
-    found: list[float] = []
-    end = time.monotonic() + PATIENCE
+def _load(dashboard: WatchedDashboard, holds: Callable[[Steps], bool]) -> Load:
+    """What steps take, as long as `holds` says so of two messages in a row. Raises ModelError if it never does."""
+    found: list[tuple[int, int, float]] = []
     last: Steps | None = None
-    while len(found) < CROWD_READINGS:
-        if time.monotonic() > end:
-            raise ModelError("the engine does not answer.")
-        steps = dashboard.steps()
-        if steps and last and holds(steps.num_waiting) and holds(last.num_waiting):
-            found.append((steps.ended - last.ended) / (steps.last - last.last))
-        last = steps or last
-    return median(found)
+    heard = time.monotonic()
+    while len(found) < CROWD_READINGS and time.monotonic() < heard + (QUIET_SECONDS if found else PATIENCE):
+        if steps := dashboard.steps():
+            heard = time.monotonic()
+            if last and holds(last) and holds(steps):
+                seconds = (steps.ended - last.ended) / (steps.last - last.last)
+                found.append((steps.num_running, steps.num_waiting, seconds))
+            last = steps
+    if not found:
+        raise ModelError("the requests have ended before their steps could be measured.")
+    running, waiting, step = (median(column) for column in zip(*found, strict=True))
+    return Load(round(running), round(waiting), step)
 
 
 def _compared(options: EngineOptions) -> Iterator[Result]:
@@ -358,19 +385,24 @@ def _compared(options: EngineOptions) -> Iterator[Result]:
 
 def _trace_cost(engine: BareEngine, options: EngineOptions) -> TraceCost:
     """Of traces that the engine has really sent, told once more from here to here."""
-    num_requests = options.config.max_num_seqs
+    num_requests = min(options.config.max_num_seqs, MAX_TRACED)
     add_requests(engine, num_requests)
     traces: list[StepTrace] = []
     end = time.monotonic() + PATIENCE
     while sum(len(trace.outputs) for trace in traces) < num_requests * MAX_TOKENS:
-        traces += [event.trace for event in engine.events() if isinstance(event, protocol.Stepped)]
+        for event in engine.events():
+            if isinstance(event, protocol.Failed | protocol.Refused):
+                raise ModelError(event.error if isinstance(event, protocol.Failed) else event.reason)
+            if isinstance(event, protocol.Stepped):
+                traces.append(event.trace)
+                end = time.monotonic() + PATIENCE
         if time.monotonic() > end:
             raise ModelError("the engine does not answer.")
-    most = max(len(trace.scheduled) for trace in traces)
-    full = [trace for trace in traces if len(trace.scheduled) == most and trace.num_scheduled_tokens == most]
+    most = max(len(trace.outputs) for trace in traces)
+    decodes = [trace for trace in traces if len(trace.outputs) == trace.num_scheduled_tokens == most]
     here, there = Pipe()
     costs = []
-    for trace in full or traces:
+    for trace in decodes:
         moments = [time.perf_counter()]
         data = protocol.encode(protocol.Stepped(trace))
         moments.append(time.perf_counter())

@@ -149,8 +149,12 @@ class Settings(_EngineSettings):  # type: ignore[misc, valid-type]
         return EngineConfig(**{f.name: getattr(self, f.name) for f in fields(EngineConfig)})
 
     def num_threads(self, *, all_cores: bool = False) -> int:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 2
-        return self.threads or (cores if all_cores else max(1, cores - 1))
+        return self.threads or (num_cores() if all_cores else max(1, num_cores() - 1))
+
+
+def num_cores() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 2
 
 
 def key_table() -> tuple[dict[str, object], Path]:

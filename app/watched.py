@@ -43,6 +43,8 @@ class Steps(msgspec.Struct, frozen=True):
     """Number of the last of them."""
     num_tokens: int
     """Output tokens."""
+    num_running: int
+    """That the last computed."""
     num_waiting: int
     """After the last."""
 
@@ -53,7 +55,8 @@ def steps_of(events: Iterable[Event]) -> Steps | None:
         return None
     ended = traces[-1].started + traces[-1].times.total
     num_tokens = sum(len(trace.outputs) for trace in traces)
-    return Steps(traces[0].started, ended, traces[-1].step, num_tokens, traces[-1].num_waiting)
+    newest = traces[-1]
+    return Steps(traces[0].started, ended, newest.step, num_tokens, len(newest.scheduled), newest.num_waiting)
 
 
 class WatchedEngine(EngineProcess):
@@ -130,9 +133,15 @@ class WatchedDashboard:
         """Until the first line says so. Raises ModelError with what it says instead."""
         end = time.monotonic() + LOADING_PATIENCE
         while word not in self.lines()[0]:
-            if self.terminal.process.poll() is not None or time.monotonic() > end or "dead" in self.lines()[0]:
-                raise ModelError("the dashboard did not start:\n" + "\n".join(self.lines()).rstrip())
+            self.check()
+            if time.monotonic() > end:
+                raise ModelError(f"the dashboard does not become {word}.")
             time.sleep(0.1)
+
+    def check(self) -> None:
+        """Raises ModelError, with what the screen says, if the program or its engine has ended."""
+        if self.terminal.process.poll() is not None or "dead" in self.lines()[0]:
+            raise ModelError("the dashboard did not start:\n" + "\n".join(self.lines()).rstrip())
 
     def send(self, command: protocol.Command) -> None:
         """To its engine."""

@@ -237,7 +237,7 @@ def ready(built: BuiltEngine, asked: protocol.Begin | None) -> protocol.Ready:
     model = built.loaded.model
     return protocol.Ready(
         model=built.loaded.name,
-        num_parameters=model.num_parameters(),
+        num_parameters=built.loaded.num_parameters,
         dtype=str(model.dtype).removeprefix("torch."),
         device=str(model.device),
         threads=torch.get_num_threads(),

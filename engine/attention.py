@@ -81,11 +81,11 @@ def _attend_prefill(queries: Tensor, cache: PagedKVCache, layer: int, tile: Pref
     """`[tokens, kv_heads, group, head_dim]`."""
     num_kv_heads, group, head_dim = queries.shape[1:]
     of_tile = queries[tile.first_row : tile.first_row + tile.num_tokens]
-    query = _tiled(of_tile.transpose(0, 1).reshape(num_kv_heads, -1, head_dim), scale)
+    query = _tiled(of_tile.transpose(0, 1).reshape(num_kv_heads, -1, head_dim))
     outputs: list[Tensor] = []
     sums: list[Tensor] = []
     for read in tile.reads:
-        part = _attend_splits(_repeated(query, read.num_splits), cache, layer, read)
+        part = _attend_splits(_repeated(query, read.num_splits), cache, layer, read, scale)
         outputs += torch.split(part.outputs, num_kv_heads)
         if len(tile.reads) > 1:
             sums += torch.split(part.logsumexp(), num_kv_heads)
@@ -96,12 +96,12 @@ def _attend_prefill(queries: Tensor, cache: PagedKVCache, layer: int, tile: Pref
 def _attend_decodes(queries: Tensor, cache: PagedKVCache, layer: int, decodes: DecodeBatch, scale: float) -> Tensor:
     """`[pairs, kv_heads, group, head_dim]`; requests instead of pairs if some have several."""
     num_kv_heads, group = queries.shape[1:3]
-    query = _tiled(queries.index_select(0, decodes.pair_rows), scale).flatten(0, 1)
+    query = _tiled(queries.index_select(0, decodes.pair_rows)).flatten(0, 1)
     parts = []
     first = 0
     for read in decodes.reads:
         end = first + read.num_splits * num_kv_heads
-        parts.append(_attend_splits(query[first:end], cache, layer, read))
+        parts.append(_attend_splits(query[first:end], cache, layer, read, scale))
         first = end
     outputs = torch.cat([part.outputs for part in parts]).view(-1, num_kv_heads, *query.shape[1:])
     if decodes.merge is not None:
@@ -113,11 +113,11 @@ def _attend_decodes(queries: Tensor, cache: PagedKVCache, layer: int, decodes: D
     return outputs[:, :, :group]
 
 
-def _tiled(query: Tensor, scale: float) -> Tensor:
-    """Query rows `[..., rows, head_dim]`, scaled, a whole number of tiles; float32 on the CPU, like what they read."""
+def _tiled(query: Tensor) -> Tensor:
+    """Query rows `[..., rows, head_dim]`, up to a whole number of tiles; float32 on the CPU, like what they read."""
     if query.device.type == "cpu":
         query = query.float()
-    return pad(query * scale, (0, 0, 0, -query.shape[-2] % QUERY_TILE))
+    return pad(query, (0, 0, 0, -query.shape[-2] % QUERY_TILE))
 
 
 def _repeated(query: Tensor, times: int) -> Tensor:
@@ -125,7 +125,8 @@ def _repeated(query: Tensor, times: int) -> Tensor:
 
 
 class _Part(NamedTuple):
-    """What some splits give: outputs `[splits x kv_heads, rows, head_dim]`, scores and their softmax `[..., keys]`."""
+    """What some splits give, in float32: outputs `[splits x kv_heads, rows, head_dim]`, scores and their softmax
+    `[splits x kv_heads, rows, keys]`."""
 
     outputs: Tensor
     scores: Tensor
@@ -136,21 +137,24 @@ class _Part(NamedTuple):
         return self.scores.amax(-1) - self.weights.amax(-1).log()
 
 
-def _attend_splits(query: Tensor, cache: PagedKVCache, layer: int, read: SplitRead) -> _Part:
+def _attend_splits(query: Tensor, cache: PagedKVCache, layer: int, read: SplitRead, scale: float) -> _Part:
     """Attention of query rows `[splits x kv_heads, rows, head_dim]` to one split of keys each.
 
     Every row has to see a key.
     """
     keys, values = cache.read(layer, read.pages, read.num_keys)
-    scores = torch.bmm(query, keys.transpose(1, 2)).float()
+    scores = torch.baddbmm(query.new_empty(()), query, keys.transpose(1, 2), beta=0, alpha=scale).float()
     if read.mask is not None:
         scores.view(read.num_splits, -1, *scores.shape[1:]).add_(read.mask)
     weights = torch.softmax(scores, -1)
-    return _Part(torch.bmm(weights.to(values.dtype), values), scores, weights)
+    return _Part(torch.bmm(weights.to(values.dtype), values).float(), scores, weights)
 
 
 def _merge(outputs: Sequence[Tensor], sums: Tensor) -> Tensor:
-    """Join what splits gave, one after another, in place; `sums`: their logsumexp, `[splits, ..., rows]`."""
+    """Join what splits gave, one after another; `sums`: their logsumexp, `[splits, ..., rows]`.
+
+    Works in place: the outputs are gone afterwards.
+    """
     weights = torch.exp(sums - sums.amax(0))[..., None]
     total = weights[0]
     result = outputs[0].mul_(weights[0])

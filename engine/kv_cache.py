@@ -74,8 +74,10 @@ class PagedKVCache:
     def slots(self, block_ids: Sequence[int], offsets: Sequence[int]) -> Tensor:
         """Where to `write` tokens, given the block of each and its place in there: `[tokens * 2 * kv_heads]`."""
         states = 2 * self.num_kv_heads
-        first = torch.tensor(block_ids) * (states * self.block_size) + torch.tensor(offsets)
-        return (first[:, None] + torch.arange(states) * self.block_size).flatten().to(self.device)
+        blocks, places = torch.tensor([block_ids, offsets], dtype=torch.long)
+        first = blocks * (states * self.block_size) + places
+        slots: Tensor = first[:, None] + torch.arange(states) * self.block_size
+        return slots.flatten().to(self.device)
 
     def write(self, layer: int, slots: Tensor, states: Tensor) -> None:
         """Store keys and values of tokens, `[tokens, 2, kv_heads, head_dim]`."""

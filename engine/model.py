@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,11 @@ class LoadedModel:
     model: PreTrainedModel
     tokenizer: Tokenizer
     random_weights: bool = False
+    num_parameters: int = field(init=False)
+    """As it was loaded: a runner packs the model, after which most of them are no parameters."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "num_parameters", self.model.num_parameters())
 
     @property
     def vocab_size(self) -> int:

@@ -3,7 +3,7 @@
 Matrix products of a few rows read weights, and little else. Weights that float16 can hold, as those of most published
 models, are kept in it (FBGEMM: what torch's dynamic quantization to float16 uses), others in the order in which
 oneDNN's kernels read them (what torch's inductor does with a frozen model on the CPU). Both have a second virtue: each
-row of a product comes out bit for bit the same, however many there are.
+row of a product comes out bit for bit the same, however many there are, or however many tiles of a few.
 
 `pack` swaps modules of a loaded model in place, so that the model around them stays transformers' own: decoder layers
 of the Llama family become one `PackedDecoderLayer` each, and any other `nn.Linear` a `PackedLinear`. On other devices
@@ -38,8 +38,13 @@ ROW_TILE = 8
 this (measured, and checked again at start: `engine.selfcheck`)."""
 PIECE = 4096
 """Outputs of one FBGEMM product: weights of many more are packed slowly, and read once for each few rows."""
-PROBED = (32, 512)
-"""Weights, `(out, in)`, on which FBGEMM is tried out."""
+FBGEMM_ROWS = 120
+"""FBGEMM cuts rows into pieces of so many, and a rest."""
+PROBED = (40, 1100)
+"""Weights, `(out, in)`, on which it is tried out: more than it takes at once, and no whole number of its columns."""
+MAX_SCALE = 2.0**40
+MAX_PACKERS = 4
+"""Modules that are packed at once; each takes several times its own memory meanwhile."""
 LLAMA_LAYERS = ("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer")
 """Layers of transformers that compute what `PackedDecoderLayer` does."""
 
@@ -76,10 +81,11 @@ class PackedWeight(Protocol):
 
 
 def pack_weight(*linears: nn.Linear) -> PackedWeight:
-    """The weights of these modules as one, in the form that is read fastest and gives the same results."""
+    """The weights of these modules as one, in the form that is read fastest; either all or none have a bias."""
     dtype = compute_dtype(linears[0].weight.dtype)
     weight = torch.cat([linear.weight.detach() for linear in linears]).to(dtype)
     biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
+    assert len(biases) in (0, len(linears))
     bias = torch.cat(biases).to(dtype) if biases else None
     row_tile, scale = half_row_tile(), half_scale(weight)
     if row_tile is None or scale is None:
@@ -106,7 +112,7 @@ class FullWeight:
 
 
 class HalfWeight:
-    """Weights kept in float16, for FBGEMM, which widens them on the way: half as much to read, the same products."""
+    """Weights kept in float16, for FBGEMM, which widens them on the way: half as much to read for float32 products."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, scale: float, row_tile: int) -> None:
         self._scale = scale
@@ -131,31 +137,34 @@ class HalfWeight:
 def half_row_tile() -> int | None:
     """The least number of rows whose multiples FBGEMM computes alike here, each row for itself; None without FBGEMM.
 
-    It cuts rows into kernels of several sizes, and some of these sum up in an order of their own.
+    It cuts rows into kernels of several sizes, and some of these sum up in an order of their own. Only divisors of
+    FBGEMM_ROWS are looked at: multiples of others leave rests of all sizes behind the first piece.
     """
     if torch.backends.quantized.engine not in ("x86", "fbgemm"):
         return None
-    most = 240  # two of the largest pieces that it cuts
+    most = FBGEMM_ROWS
     generator = torch.Generator().manual_seed(0)
     weight = HalfWeight(torch.randn(PROBED, generator=generator), None, 1.0, 1)
     row = torch.randn(1, PROBED[1], generator=generator)
     expected = weight(row.expand(most, -1))[:1]
     alike = [torch.equal(weight(row.expand(count, -1)), expected.expand(count, -1)) for count in range(1, most + 1)]
-    return next((tile for tile in range(1, 17) if all(alike[tile - 1 :: tile])), None)
+    return next((tile for tile in range(1, most) if most % tile == 0 and all(alike[tile - 1 :: tile])), None)
 
 
 def half_scale(weight: Tensor) -> float | None:
     """The power of two that makes float32 weights fit into float16; None if they lose by it.
 
-    Most models are published in 16 bits, and fit. What float32 rounds off anyway, when a small product is added to one
-    with the largest weight of the same output, does not count as a loss.
+    Most models are published in 16 bits, and fit. No more may be lost of a weight than float32 rounds off from the
+    largest one of the same output.
     """
     if weight.dtype != torch.float32:
         return None
+    largest = max(abs(float(bound)) for bound in torch.aminmax(weight))
+    if not math.isfinite(largest):
+        return None
     if torch.equal(weight.half().float(), weight):
         return 1.0
-    largest = float(weight.abs().max())
-    for scale in (1.0, 2.0 ** (15 - math.frexp(largest)[1])):
+    for scale in (1.0, min(2.0 ** (15 - math.frexp(largest)[1]), MAX_SCALE)):
         lost = weight.mul(scale).half().float().div_(scale).sub_(weight).abs_().amax(1)
         if bool((lost <= weight.abs().amax(1) * torch.finfo(torch.float32).eps / 2).all()):
             return scale
@@ -227,18 +236,18 @@ class PackedDecoderLayer(nn.Module):
 class _Norm:
     """RMS normalization of the last dimension, with the weights of transformers' module.
 
-    In four passes, two of them over the rows; torch's own takes eight.
+    In three passes over the rows; torch's own takes seven.
     """
 
     def __init__(self, norm: Any) -> None:
         weight: Tensor = norm.weight.detach().float()
-        # x / sqrt(|x|^2 / size + eps) = sqrt(size) x / hypot(|x|, sqrt(size eps))
+        # x / sqrt(|x|^2 / size + eps) = sqrt(size) x / sqrt(|x|^2 + size eps)
         self._weight = weight * len(weight) ** 0.5
-        self._least = torch.tensor((len(weight) * norm.variance_epsilon) ** 0.5)
+        self._eps: float = len(weight) * norm.variance_epsilon
 
     def __call__(self, rows: Tensor) -> Tensor:
         lengths = torch.linalg.vector_norm(rows, dim=-1, keepdim=True, dtype=torch.float32)
-        normed: Tensor = (rows * self._weight).div_(torch.hypot(lengths, self._least))
+        normed: Tensor = (rows * self._weight).div_(lengths.square_().add_(self._eps).sqrt_())
         return normed.to(rows.dtype)
 
 
@@ -263,6 +272,7 @@ def pack(model: PreTrainedModel) -> None:
     """
     if is_packed(model) or not can_pack(model.device):
         return
+    half_row_tile()  # here, and not in each of several threads
     _swap(model, _is_llama_layer, PackedDecoderLayer)
     _swap(model, lambda module: type(module) is nn.Linear, PackedLinear)
     for parameter in model.parameters():
@@ -280,7 +290,7 @@ def _swap(model: PreTrainedModel, chosen: Callable[[nn.Module], bool], packed: C
     places = [
         (parent, name) for parent in model.modules() for name, module in parent.named_children() if chosen(module)
     ]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(min(MAX_PACKERS, os.cpu_count() or 1)) as pool:
         list(pool.map(swap, *zip(*places, strict=True)))
 
 
@@ -306,10 +316,9 @@ def is_packed_whole(model: PreTrainedModel) -> bool:
 
 def row_tile(model: PreTrainedModel) -> int:
     """Rows that have to come together for each to be the same bits whatever the others are."""
-    if not is_packed_whole(model):
-        return ROW_TILE
-    weights = (value for module in model.modules() for value in vars(module).values())
-    return max(weight.row_tile for weight in weights if isinstance(weight, FullWeight | HalfWeight))
+    values = (value for module in model.modules() for value in vars(module).values())
+    tiles = {value.row_tile for value in values if isinstance(value, FullWeight | HalfWeight)}
+    return math.lcm(*tiles, 1 if is_packed_whole(model) else ROW_TILE)
 
 
 def _is_llama_layer(module: nn.Module) -> bool:

@@ -2,7 +2,7 @@
 
 Which matrix kernels a machine has decides how many rows have to come together before their results stop depending on
 each other. So it is tried, at the model's own shapes: one prompt computed whole and alone, then in pieces beside
-another request. Layers have the same shapes, so the first and the last of them are enough, and it takes a moment only.
+others. Layers have the same shapes, so the first and the last of them are enough, and it takes a moment only.
 """
 
 from __future__ import annotations
@@ -28,8 +28,14 @@ WIDEST = 64
 """Rows that are tried to come together."""
 NUM_TOKENS = SPLIT + 6
 """Prompt length: enough for a second split of keys."""
-BUDGET = 29
-"""Of the schedule that cuts the prompt up."""
+NUM_OUTPUTS = 4
+"""So many of the prompt's are compared: the first comes of its last chunk, the others are decodes."""
+MATE_OUTPUTS = 24
+"""Enough to go on until the prompt has its own."""
+MATES = (3, 5, 12, 20, 33, 45, 70, 100)
+"""Prompt lengths of the others, which go on decoding beside it: keys of many lengths, and more rows than a tile has."""
+BUDGET = 45
+"""Of the schedule that cuts the prompts up."""
 TOLERANCE = 0.02
 """Largest difference to the model's own attention, as a share of the logits' spread: far above rounding in any
 dtype, far below what a wrong mask or position makes."""
@@ -79,17 +85,17 @@ def self_check(runner: ModelRunner, config: EngineConfig, own: Tensor | None = N
     not compute the same: then the architecture needs something that a causal paged cache does not give.
     """
     prompt = _prompt(runner.model, config)
-    mate = [(11 * i + 3) % runner.model.get_input_embeddings().weight.shape[0] for i in range(len(prompt) // 3 + 1)]
+    mates = _mates(runner.model, config)
     least = runner.row_tile
     differences: list[float] = []
     with _two_layers(runner.model), _refusing_what_cannot_run(runner.model):
         tile = least
         while tile <= WIDEST:
             runner.row_tile = tile
-            alone = _logits(runner, config, [prompt], budget=len(prompt))
+            alone = _logits(runner, config, [], prompt, budget=len(prompt))
             if own is not None and not differences:
                 _compare(runner.model, own, alone[0])
-            mixed = _logits(runner, config, [mate, prompt], BUDGET)
+            mixed = _logits(runner, config, mates, prompt, BUDGET)
             differences.append(max(float((a - b).abs().max()) for a, b in zip(alone, mixed, strict=True)))
             if differences[-1] == 0.0:
                 return Exactness(_can_be_exact(runner.model), tile)
@@ -100,7 +106,20 @@ def self_check(runner: ModelRunner, config: EngineConfig, own: Tensor | None = N
 
 def _prompt(model: PreTrainedModel, config: EngineConfig) -> list[int]:
     vocab_size = model.get_input_embeddings().weight.shape[0]
-    return [(7 * i + i * i) % vocab_size for i in range(min(NUM_TOKENS, config.max_model_len - 2))]
+    return [(7 * i + i * i) % vocab_size for i in range(min(NUM_TOKENS, max(1, config.max_model_len - NUM_OUTPUTS)))]
+
+
+def _mates(model: PreTrainedModel, config: EngineConfig) -> list[list[int]]:
+    """Prompts to be served before the check's own, as many as there are blocks for."""
+    vocab_size = model.get_input_embeddings().weight.shape[0]
+    num_free = config.num_usable_blocks - -(-(NUM_TOKENS + NUM_OUTPUTS) // config.block_size)
+    mates = []
+    for length in MATES:
+        num_free -= -(-(length + MATE_OUTPUTS) // config.block_size)
+        if num_free < 0 or length + MATE_OUTPUTS > config.max_model_len:
+            break
+        mates.append([(11 * index + 3 * length) % vocab_size for index in range(length)])
+    return mates
 
 
 @contextmanager
@@ -142,7 +161,7 @@ def _can_be_exact(model: PreTrainedModel) -> bool:
 
 
 class _Recorder(Sampler):
-    """Keeps the logits of the request that is named last."""
+    """Keeps the logits of a request."""
 
     def __init__(self, request_id: str) -> None:
         super().__init__()
@@ -156,23 +175,26 @@ class _Recorder(Sampler):
         return super().sample(logits, requests)
 
 
-def _logits(runner: ModelRunner, config: EngineConfig, prompts: Sequence[list[int]], budget: int) -> list[Tensor]:
-    """Serve the prompts for two tokens each; the logits that the last of them sampled from."""
+def _logits(
+    runner: ModelRunner, config: EngineConfig, mates: Sequence[list[int]], prompt: list[int], budget: int
+) -> list[Tensor]:
+    """Serve the prompt behind its mates until it has its outputs; the logits that it sampled from."""
     check = replace(
         config,
         max_num_batched_tokens=budget,
-        max_num_seqs=2,
+        max_num_seqs=1 + len(mates),
         enable_chunked_prefill=True,
         enable_prefix_caching=False,
         policy="fcfs",
     )
     scheduler = Scheduler(check)
-    for index, prompt in enumerate(prompts):
-        scheduler.add_request(Request(str(index), prompt, SamplingParams(max_tokens=2)))
-    recorder = _Recorder(str(len(prompts) - 1))
+    for index, mate in enumerate(mates):
+        scheduler.add_request(Request(str(index), mate, SamplingParams(max_tokens=MATE_OUTPUTS)))
+    scheduler.add_request(Request("checked", prompt, SamplingParams(max_tokens=NUM_OUTPUTS)))
+    recorder = _Recorder("checked")
     sampler, runner.sampler = runner.sampler, recorder
     try:
-        while scheduler.requests:
+        while "checked" in scheduler.requests:
             output = scheduler.schedule()
             scheduler.update_from_output(output, runner.execute(output).sampled)
     finally:

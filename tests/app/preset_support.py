@@ -59,8 +59,8 @@ class _Audience:
 def _built(config: EngineConfig, clock: EngineClock) -> Any:
     tokenizer = byte_tokenizer()
     engine = LLMEngine(config, ScriptedRunner(config.block_size), tokenizer, clock=clock)
-    model = SimpleNamespace(num_parameters=lambda: 1, dtype="torch.float32", device="cpu")
-    loaded = SimpleNamespace(model=model, tokenizer=tokenizer, name="scripted", random_weights=True)
+    model = SimpleNamespace(dtype="torch.float32", device="cpu")
+    loaded = SimpleNamespace(model=model, tokenizer=tokenizer, name="scripted", random_weights=True, num_parameters=1)
     return SimpleNamespace(engine=engine, loaded=loaded, exactness=SimpleNamespace(bitwise=True))
 
 

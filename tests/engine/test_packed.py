@@ -34,9 +34,10 @@ def test_weights_that_would_lose_stay_as_they_are() -> None:
     rows_apart = weights().bfloat16().float()
     rows_apart[1] *= 2.0**-40  # in the shadow of the others' scale all of it would be lost
     assert half_scale(rows_apart) is None
-    broken = weights().half().float()
-    broken[2, 2] = float("nan")
-    assert half_scale(broken) is None
+    for broken in ("nan", "inf", "-inf"):
+        bad = weights().half().float()
+        bad[2, 2] = float(broken)
+        assert half_scale(bad) is None
 
 
 @here
