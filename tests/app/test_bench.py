@@ -197,7 +197,10 @@ def test_the_table_says_when_the_machine_was_noisy() -> None:
     assert "noisy:" in warning and "calm" not in warning
 
 
-def test_a_contender_that_cannot_run_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_contender_that_cannot_run_says_why(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench_engine, "available", lambda: dict.fromkeys(list(CONTENDERS)[:2], "v"))
     result = run_cli(capsys, *CONTEST, "--dtype", "int3")
     assert result.code == 2 and "nanoviz cannot be measured" in result.err and "int3" in result.err
 

@@ -7,12 +7,12 @@ import io
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace as changed
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 from xml.etree import ElementTree
 
 import pytest
@@ -36,6 +36,8 @@ from tests.engine.support import FakeClock
 PLAYED = [name for name in SCENARIOS if scenario(name)]
 Row = dict[str, str]
 Json = dict[str, Any]
+Key = TypeVar("Key")
+Value = TypeVar("Value")
 
 
 def written(format: str, name: str, folder: Path) -> list[bytes]:
@@ -124,6 +126,13 @@ def test_the_timeline_shows_each_step_and_its_phases(name: str, folder: Path) ->
         assert step["args"]["computed"] == trace.num_scheduled_tokens
 
 
+def by_key(pairs: Iterable[tuple[Key, Value]]) -> defaultdict[Key, list[Value]]:
+    found = defaultdict(list)
+    for key, value in pairs:
+        found[key].append(value)
+    return found
+
+
 @pytest.mark.parametrize("name", PLAYED)
 def test_the_timeline_shows_what_each_request_got(name: str, folder: Path) -> None:
     """Token for token, preemption for preemption, from arrival to end, and in the times of the steps."""
@@ -132,20 +141,22 @@ def test_the_timeline_shows_what_each_request_got(name: str, folder: Path) -> No
     arrived = [arrival.request_id for trace in traces for arrival in trace.arrivals]
     tracks = dict(spans_by_track(events))
     assert len(tracks) == 1 + len(arrived)
+    items = by_key((item.request_id, (t.step, item)) for t in traces for item in t.scheduled)
+    preempted = by_key((p.request_id, p) for t in traces for p in t.preemptions)
+    outputs = by_key((o.request_id, o) for t in traces for o in t.outputs)
+    ends = by_key((f.request_id, str(f.reason)) for t in traces for f in t.finished)
+    instants = by_key(((e["pid"], e["tid"]), e["name"]) for e in events if e["ph"] == "i")
     for number, request_id in enumerate(arrived):
         track = REQUESTS, FIRST_REQUEST + number
         life, *parts = tracks[track]
         assert life["name"].startswith(f"request {request_id}")
         got = [(part["args"]["step"], part["args"]["tokens"]) for part in parts if "tokens" in part.get("args", {})]
-        items = [(t.step, item) for t in traces for item in t.scheduled if item.request_id == request_id]
-        assert got == [(step, item.num_tokens) for step, item in items]
+        assert got == [(step, item.num_tokens) for step, item in items[request_id]]
         starts = {part["ts"] for part in parts if "tokens" in part.get("args", {})}
-        assert starts == {round(1e6 * traces[step].started) for step, _ in items}
-        happened = [e["name"] for e in events if e["ph"] == "i" and (e["pid"], e["tid"]) == track]
-        assert happened.count("preempted") == sum(p.request_id == request_id for t in traces for p in t.preemptions)
-        assert happened.count("first token") == any(o.request_id == request_id for t in traces for o in t.outputs)
-        ends: list[str] = [f.reason for t in traces for f in t.finished if f.request_id == request_id]
-        assert [life["args"]["end"]] == (ends or ["not in these steps"])
+        assert starts == {round(1e6 * traces[step].started) for step, _ in items[request_id]}
+        assert instants[track].count("preempted") == len(preempted[request_id])
+        assert instants[track].count("first token") == bool(outputs[request_id])
+        assert [life["args"]["end"]] == (ends[request_id] or ["not in these steps"])
 
 
 def test_a_wait_says_why(folder: Path) -> None:
