@@ -24,7 +24,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import silu
+from torch.nn.functional import pad, silu
 from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 
@@ -32,7 +32,8 @@ from engine.attention import attend
 from engine.paged_batch import PagedBatch
 
 ROWS = 16
-"""The number of rows that weights are packed for; any other number works with them as well."""
+"""The number of rows that oneDNN packs weights for. Fewer work as well; more come in multiples of this, since it
+compiles and keeps a kernel for each number of rows that it meets."""
 ROW_TILE = 8
 """Rows of a product that no packed weights take part in are equal bit for bit for all row counts that are multiples of
 this (measured, and checked again at start: `engine.selfcheck`)."""
@@ -103,12 +104,20 @@ class FullWeight:
         self._bias = bias
 
     def __call__(self, rows: Tensor) -> Tensor:
-        product: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._weight, self._bias, "none", [], "")
-        return product
+        product: Tensor = torch.ops.mkldnn._linear_pointwise(_whole(rows), self._weight, self._bias, "none", [], "")
+        return product[..., : rows.shape[-2], :]
 
     def plus(self, rows: Tensor, residual: Tensor) -> Tensor:
-        product: Tensor = torch.ops.mkldnn._linear_pointwise(rows, residual, self._weight, self._bias, "add")
-        return product
+        product: Tensor = torch.ops.mkldnn._linear_pointwise(
+            _whole(rows), _whole(residual), self._weight, self._bias, "add"
+        )
+        return product[..., : rows.shape[-2], :]
+
+
+def _whole(rows: Tensor) -> Tensor:
+    """Many rows `[..., rows, size]` filled up to a multiple of ROWS."""
+    missing = -rows.shape[-2] % ROWS if rows.shape[-2] > ROWS else 0
+    return pad(rows, (0, 0, 0, missing)) if missing else rows
 
 
 class HalfWeight:

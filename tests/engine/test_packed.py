@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from engine.packed import PIECE, HalfWeight, can_pack, half_row_tile, half_scale, pack_weight
+from engine.packed import PIECE, FullWeight, HalfWeight, can_pack, half_row_tile, half_scale, pack_weight
 
 here = pytest.mark.skipif(
     not can_pack(torch.device("cpu")) or half_row_tile() is None, reason="no packed weights on this processor"
@@ -55,6 +55,17 @@ def test_products_of_half_weights_are_those_of_float32(bias: bool, outputs: int)
     assert torch.allclose(packed(rows[None])[0].double(), exact, rtol=0, atol=1e-5)
     residual = torch.randn(len(rows), outputs)
     assert torch.allclose(packed.plus(rows, residual).double(), exact + residual.double(), rtol=0, atol=1e-5)
+
+
+@here
+@pytest.mark.parametrize("count", [1, 15, 16, 17, 40])
+def test_products_of_full_weights_are_those_of_the_module(count: int) -> None:
+    linear = nn.Linear(96, 40)
+    packed, rows, residual = pack_weight(linear), torch.randn(count, 96), torch.randn(count, 40)
+    assert isinstance(packed, FullWeight)
+    assert torch.allclose(packed(rows), linear(rows), rtol=0, atol=1e-5)
+    assert torch.allclose(packed(rows[None])[0], linear(rows), rtol=0, atol=1e-5)
+    assert torch.allclose(packed.plus(rows, residual), linear(rows) + residual, rtol=0, atol=1e-5)
 
 
 @here
