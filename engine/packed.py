@@ -44,6 +44,7 @@ FBGEMM_ROWS = 120
 PROBED = (40, 1100)
 """Weights, `(out, in)`, on which it is tried out: more than it takes at once, and no whole number of its columns."""
 MAX_SCALE = 2.0**40
+"""Of weights: rows are divided by it, and must not vanish."""
 MAX_PACKERS = 4
 """Modules that are packed at once; each takes several times its own memory meanwhile."""
 LLAMA_LAYERS = ("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer")
@@ -128,8 +129,8 @@ class HalfWeight:
         self.row_tile = row_tile
         biases = repeat(None) if bias is None else torch.split(bias, PIECE)
         self._pieces = [
-            torch.ops.quantized.linear_prepack_fp16(piece * scale, bias)
-            for piece, bias in zip(torch.split(weight, PIECE), biases, strict=False)
+            torch.ops.quantized.linear_prepack_fp16(piece * scale, piece_bias)
+            for piece, piece_bias in zip(torch.split(weight, PIECE), biases, strict=False)
         ]
 
     def __call__(self, rows: Tensor) -> Tensor:

@@ -29,7 +29,6 @@ class ModelRunner:
     def __init__(self, model: PreTrainedModel, config: EngineConfig, sampler: Sampler | None = None) -> None:
         self.model = model
         self.sampler = sampler or Sampler()
-        self.block_size = config.block_size
         self.device = model.device
         text = model.config.get_text_config()
         num_kv_heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
