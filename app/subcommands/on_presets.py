@@ -6,7 +6,6 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -86,18 +85,19 @@ class OnPresets(Settings):
 
 
 @contextmanager
-def started(record: Path | None) -> Iterator[Start]:
-    """What starts an engine; its runs go into the file `record` and others of this name, if somebody wants that."""
-    if record is None:
-        from app.engine_process import EngineProcess
+def started(record: Path | None, start: Start | None = None) -> Iterator[Start]:
+    """What starts an engine, by default a process of our own; its runs go into `record` and others of this name."""
+    from app.engine_process import EngineProcess
 
-        yield EngineProcess
+    begin = start or EngineProcess
+    if record is None:
+        yield begin
         return
-    from app.recorded_engine import RecordedEngine, Recordings
+    from app.recorded import Recorded, Recordings
 
     recordings = Recordings(record)
     try:
-        yield partial(RecordedEngine, recordings=recordings)
+        yield lambda options: Recorded(begin(options), recordings)
     finally:
         recordings.close()
         for path in recordings.written:

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from app import protocol
 from app.protocol import Event
-from app.recorded_engine import Recordings
+from app.recorded import Recordings
 from app.recording import Recorder, Recording, RecordingError
 from app.replay import LONGEST_GAP, NO_ENGINE, Replay
 from engine.request import SamplingParams

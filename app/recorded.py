@@ -1,13 +1,13 @@
-"""RecordedEngine: an engine whose steps are written to files as they come, a file for each run."""
+"""Recorded: a source whose steps are written to files as they come, a file for each run."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from app import protocol
-from app.engine_process import EngineProcess
-from app.protocol import EngineOptions, Event, Ready
+from app.protocol import Event, Ready
 from app.recording import Recorder, RecordingError
+from app.session import Source
 from engine.trace import StepTrace
 
 
@@ -52,15 +52,16 @@ def numbered(path: Path, number: int) -> Path:
     return path.with_name(f"{stem}-{number}{dot}{endings}")
 
 
-class RecordedEngine(EngineProcess):
-    """An engine all of whose steps are recorded, until a file cannot be written."""
+class Recorded:
+    """A source all of whose steps are recorded, until a file cannot be written."""
 
-    def __init__(self, options: EngineOptions, recordings: Recordings) -> None:
+    def __init__(self, source: Source, recordings: Recordings) -> None:
+        self._source = source
         self._recordings: Recordings | None = recordings
-        super().__init__(options)
+        self.send, self.when_news, self.close = source.send, source.when_news, source.close
 
     def drain(self) -> list[Event]:
-        events = super().drain()
+        events = self._source.drain()
         try:
             for event in events:
                 self._record(event)
