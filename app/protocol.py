@@ -108,6 +108,21 @@ class Loading(_Message, frozen=True):
     total: int = 0
 
 
+class Server(msgspec.Struct, frozen=True):
+    """A server elsewhere that is only looked at, and what it is."""
+
+    kind: str
+    """What serves: vLLM, SGLang, llama.cpp, or nanoviz."""
+    version: str
+    """"" if it does not tell."""
+    url: str
+    """Without anything secret."""
+    read_only: bool = False
+    """Nothing is ever sent to it."""
+    is_tested: bool = True
+    """Whether this program was tried with such a server, or only follows its documentation."""
+
+
 class Ready(_Message, frozen=True):
     """The model is loaded; what the screen says of it."""
 
@@ -126,6 +141,8 @@ class Ready(_Message, frozen=True):
     preset: str = ""
     scene: str = ""
     """What that Begin said is played."""
+    server: Server | None = None
+    """If there is no engine of ours: which server this is. Nothing is known then of parameters, threads and so on."""
 
 
 class Stepped(_Message, frozen=True):

@@ -1,6 +1,6 @@
 """StepTrace: the immutable record of what one engine step decided, why, and what it cost.
 
-It is the only thing that leaves the engine. Panels, recordings and tests read these fields and nothing else, so
+It is the only thing that leaves the engine, and what a server elsewhere tells takes the same form (`engine.poll`). Panels, recordings and tests read these fields and nothing else, so
 whatever can be seen can also be saved, replayed and asserted. Sizes are in tokens or blocks, times in seconds of
 the engine's clock, blocks are numbered from 1 (0 is the null block).
 """
@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from engine.config import EngineConfig
+from engine.poll import Poll
 
 TRACE_VERSION = 2
 MAX_WAITING_IDS = 64
@@ -119,7 +120,12 @@ class Output(_Part, frozen=True):
 
     request_id: str
     token_id: int
+    """-1 if it is not told."""
     text: str = ""
+    num_tokens: int = 1
+    """That came at once; only a server elsewhere sends several together."""
+    time: float | None = None
+    """When it came, if that was not at the end of the step."""
 
 
 class Finished(_Part, frozen=True):
@@ -191,6 +197,9 @@ class StepTrace(
     new_token_ratio: float | None = None
     """Policy sglang: the share of their remaining max_tokens that running requests are expected to use."""
     times: PhaseTimes = PhaseTimes()
+    poll: Poll | None = None
+    """If this is no step of our engine but a look at a server elsewhere. Only our own requests are named then: those in
+    `running` have a token, those in `waiting` have none yet. Nothing is said of what was scheduled, nor of blocks."""
 
     @property
     def num_scheduled_tokens(self) -> int:
