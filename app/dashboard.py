@@ -32,7 +32,6 @@ from app.panels.requests import RequestsPanel
 from app.parameters import SPEED, Changes, Value, check, next_speed, parse, turned
 from app.preset import Preset
 from app.protocol import EngineOptions, Event
-from app.replay import NO_ENGINE
 from app.screens.compare import CompareScreen
 from app.screens.events import EventsScreen
 from app.screens.help import HelpScreen
@@ -171,7 +170,7 @@ class Dashboard(ThemedApp[int]):
     def _announce(self, event: Event) -> None:
         """Tell what a person has to be told at once, before it is taken."""
         match event:
-            case protocol.Ready(run=0) if not event.bitwise:
+            case protocol.Ready(run=0, server=None) if not event.bitwise:
                 self._say(f"Results are {event.exactness}.", "warning")
             case protocol.Notice(text):
                 self._say(text, "warning")
@@ -268,7 +267,13 @@ class Dashboard(ThemedApp[int]):
     # Requests.
 
     def action_inject(self, kind: Kind) -> None:
-        if self._send(self.session.injector.drafts(kind)) and kind == "urgent" and self._policy != "priority":
+        is_ours = self.session.server is None
+        if (
+            self._send(self.session.injector.drafts(kind))
+            and kind == "urgent"
+            and self._policy != "priority"
+            and is_ours
+        ):
             self._say(f"Sent with priority {URGENT_PRIORITY}; policy {self._policy} ignores it.")
 
     def action_again(self) -> None:
@@ -294,7 +299,7 @@ class Dashboard(ThemedApp[int]):
 
     def _send(self, drafts: Iterable[Draft]) -> bool:
         """Send these requests, and show the newest step, where they will be; False if there is no engine."""
-        if self._has_ended() or self._is_recording():
+        if self._has_ended() or self._is_refused(self.session.why_not_sent):
             return False
         self.cursor.live()
         self.session.inject(drafts)
@@ -307,11 +312,11 @@ class Dashboard(ThemedApp[int]):
             self._say(f"The engine has ended; {self.keys['restart']} starts it again.", "warning")
         return self.session.failed is not None
 
-    def _is_recording(self) -> bool:
-        """Whether there is none because this is a recording; then that is said."""
-        if self.session.is_recording:
-            self._say(NO_ENGINE, "warning", timeout=BRIEFLY)
-        return self.session.is_recording
+    def _is_refused(self, why: str) -> bool:
+        """Whether there is a reason not to do it; then that is said."""
+        if why:
+            self._say(why, "warning", timeout=BRIEFLY)
+        return bool(why)
 
     @property
     def _policy(self) -> str:
@@ -322,8 +327,7 @@ class Dashboard(ThemedApp[int]):
         if self._has_ended():
             return
         self._ticker.resume()
-        if self.session.is_recording:
-            self._say(NO_ENGINE, "warning", timeout=BRIEFLY)
+        if self._is_refused(self.session.why_not_sent):
             return
         load = self.session.load
         load.change(by)
@@ -331,7 +335,7 @@ class Dashboard(ThemedApp[int]):
         self.redraw()
 
     def action_abort(self) -> None:
-        if self._is_recording():
+        if self._is_refused(self.session.why_not_sent):
             return
         request_id = self.selection.request_id
         if request_id is not None and self.session.can_abort(request_id):
@@ -377,7 +381,7 @@ class Dashboard(ThemedApp[int]):
             self._watch_from_the_start()
 
     async def action_presets(self) -> None:
-        if not self._has_ended() and not self._is_recording():
+        if not self._has_ended() and not self._is_refused(self.session.why_not_changed):
             await self._open(PresetsScreen(can_leave=not self.session.is_first_run), self._play_chosen)
 
     def _play_chosen(self, preset: Preset | Literal["leave"] | None) -> None:
@@ -397,7 +401,7 @@ class Dashboard(ThemedApp[int]):
     def action_scene(self, number: int) -> None:
         """Play scene `number`, from 1, from its start."""
         player = self.demo.player
-        if self._is_recording():
+        if self._is_refused(self.session.why_not_changed):
             return
         if player is None:
             self._say(f"No preset is played; {self.keys['presets']} lists them.")
@@ -408,7 +412,7 @@ class Dashboard(ThemedApp[int]):
             self._watch_from_the_start()
 
     def action_once_more(self) -> None:
-        if self._has_ended() or self._is_recording():
+        if self._has_ended() or self._is_refused(self.session.why_not_changed):
             return
         try:
             self.demo.play_once_more()
@@ -565,7 +569,9 @@ class Dashboard(ThemedApp[int]):
         )
 
     def action_reset_parameters(self) -> None:
-        if changes := self.session.parameters.to_reset():
+        if self.session.why_not_changed:
+            self._refuse(self.session.why_not_changed)
+        elif changes := self.session.parameters.to_reset():
             self._reconfigure(changes)
         else:
             self._refuse("All parameters are what they were at the start.")
@@ -574,6 +580,9 @@ class Dashboard(ThemedApp[int]):
         """Ask for the next value of a parameter up (`by` = 1) or down (-1)."""
         if name == SPEED:
             self.action_speed(by)
+            return
+        if self.session.why_not_changed:
+            self._refuse(self.session.why_not_changed)
             return
         try:
             value, passed = turned(self.session.parameters.expected, name, by)
@@ -603,8 +612,8 @@ class Dashboard(ThemedApp[int]):
         if self.session.failed:
             self._refuse(f"The engine has ended; {self.keys['restart']} starts it again.")
             return
-        if self.session.is_recording:
-            self._refuse(NO_ENGINE)
+        if self.session.why_not_changed:
+            self._refuse(self.session.why_not_changed)
             return
         self.session.reconfigure(changes)
         if not self.session.ready and not self._opened(ParametersScreen):

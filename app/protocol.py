@@ -106,6 +106,8 @@ class Loading(_Message, frozen=True):
     what: str
     done: int = 0
     total: int = 0
+    hint: str = "keys work already; what you send waits for the model"
+    """What a person can do meanwhile."""
 
 
 class Server(msgspec.Struct, frozen=True):

@@ -20,11 +20,15 @@ from app.protocol import EngineOptions, Event
 from app.run import Run
 from app.view import EngineView
 from engine.config import EngineConfig
+from engine.trace import StepTrace
 
+NO_ENGINE = "this is a recording, in which nothing can be changed; `nanoviz` runs an engine."
+READ_ONLY = "--read-only: nothing is sent to this server."
+NOT_OURS = "this server was started elsewhere: its parameters stay as they are, and presets need `nanoviz` itself."
 LONGEST_WAIT = 0.5
 """Seconds that count at most between two looks at the load: who stops the program and goes on later wants no flood."""
 
-EngineState = Literal["loading", "running", "idle", "paused", "dead"]
+EngineState = Literal["loading", "running", "idle", "paused", "dead", "away"]
 
 
 class Source(Protocol):
@@ -123,6 +127,8 @@ class Session:
             return "loading"
         if self.paused:
             return "paused"
+        if self.problem:
+            return "away"
         return "running" if self.is_busy else "idle"
 
     @property
@@ -134,10 +140,36 @@ class Session:
     def is_busy(self) -> bool:
         """Somebody has not been served to the end."""
         trace = self.view.trace
+        if trace and trace.poll:
+            return bool(self.pending or trace.poll.num_running or trace.poll.num_waiting)
         return bool(self.pending) or (
             trace is not None
             and (trace.num_waiting > 0 or any(self.view.requests[r].finished is None for r in trace.running))
         )
+
+    @property
+    def problem(self) -> str:
+        """Why a server elsewhere told nothing when it was asked last; "" if it answered."""
+        return self.view.poll.problem if self.view.poll else ""
+
+    @property
+    def server(self) -> protocol.Server | None:
+        """The server elsewhere that is looked at, if there is no engine of ours."""
+        return self.ready.server if self.ready else None
+
+    @property
+    def why_not_sent(self) -> str:
+        """Why nothing can be sent; "" if it can."""
+        if self.is_recording:
+            return NO_ENGINE
+        return READ_ONLY if self.server and self.server.read_only else ""
+
+    @property
+    def why_not_changed(self) -> str:
+        """Why no parameter can be changed and no preset be played; "" if they can."""
+        if self.is_recording:
+            return NO_ENGINE
+        return NOT_OURS if self.server else ""
 
     def can_abort(self, request_id: str | None) -> bool:
         """Whether this is a request that was sent and has not ended."""
@@ -165,7 +197,7 @@ class Session:
                 if self.run and not self.script_ended:
                     self.run.apply(trace)
                     self.run.was_held, self.run.was_touched = self.was_held, self.was_touched
-                self.parameters.config = trace.config
+                self._learn(trace)
             case protocol.Loading():
                 self.loading = event
             case protocol.Ready():
@@ -201,6 +233,13 @@ class Session:
                 if not self._is_heard:  # it could not begin anew with these
                     self.parameters.begin(self.options.config)
                     self.could_not_begin = True
+
+    def _learn(self, trace: StepTrace) -> None:
+        """Take over the parameters of a step."""
+        if trace.poll is None:
+            self.parameters.config = trace.config
+        elif not trace.poll.problem:
+            self.parameters.look_at(trace.config, trace.poll.unknown)
 
     # What is asked of it.
 
@@ -244,7 +283,7 @@ class Session:
     @property
     def is_load_on(self) -> bool:
         """Requests arrive by themselves now."""
-        return bool(self.load.rate and self.ready and not self.failed and not self.paused and not self.is_recording)
+        return bool(self.load.rate and self.ready and not self.failed and not self.paused and not self.why_not_sent)
 
     @property
     def is_recording(self) -> bool:

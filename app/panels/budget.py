@@ -21,9 +21,11 @@ from app.palette import (
 )
 from app.panels.axis import WIDE_GUTTER, columns, gutter, scale
 from app.panels.panel import Panel, Part, heading
+from app.server_view import token_rates
 from app.text import fit
-from app.view import StepBar
+from app.view import EngineView, StepBar
 from app.words import short
+from engine.poll import Poll
 
 EIGHTHS = " ▁▂▃▄▅▆▇█"
 GLYPHS = {**KIND_GLYPHS, CACHED: CACHED_GLYPH}
@@ -32,21 +34,23 @@ PREEMPTED_MARK, CHANGED_MARK, BOTH_MARK = "▼", "±", "‡"
 
 
 class BudgetPanel(Panel):
-    """Height is tokens. It stands on the same step columns as the rows of requests below it."""
+    """Height is tokens; of a server, those of an iteration in the mean of a poll.
+
+    It stands on the same step columns as the rows of requests below it.
+    """
 
     def draw(self, width: int, height: int) -> list[list[Part]]:
         left = gutter(width)
         rows = height - 2
         bars = columns(self.view, width)
-        note = " · ".join(f"{_sign(kind)}{kind}" for kind in (DECODE, PREFILL, RECOMPUTE))
-        note = f"{note} under the budget" if width >= 70 else ""
-        lines = [heading("Token budget", note, width)]
+        lines = [self._heading(width)]
         if rows < 1:
             return lines
         if not bars:
             return [*lines, [("a column for each step", style(DIM))]]
         top = max((bar.budget for bar in bars), default=0)
-        cells = [_column(bar, top, rows) for bar in bars]
+        is_limited = self.view.server is None or _is_budget_known(self.view)
+        cells = [_column(bar, top, rows, is_limited=is_limited) for bar in bars]
         gap = width - left - len(bars)
         numbers = self._numbers(" " if left == WIDE_GUTTER else "")
         for row in range(rows):
@@ -61,10 +65,20 @@ class BudgetPanel(Panel):
         lines.append(marks)
         return lines
 
+    def _heading(self, width: int) -> list[Part]:
+        if self.view.server:
+            unit = self.view.server.unit
+            note = "per poll, in the mean" if width >= 70 else "per poll"
+            return heading(f"Tokens per {unit}", note, width)
+        note = " · ".join(f"{_sign(kind)}{kind}" for kind in (DECODE, PREFILL, RECOMPUTE))
+        return heading("Token budget", f"{note} under the budget" if width >= 70 else "", width)
+
     def _numbers(self, space: str) -> list[Part]:
         """What the shown step's budget went to, in figures."""
         if not self.view.bars:
             return []
+        if self.view.poll:
+            return _numbers_of_poll(self.view, self.view.poll, space)
         bar = self.view.bars[-1]
         numbers: list[Part] = [
             ("this step", style(DIM)),
@@ -76,6 +90,30 @@ class BudgetPanel(Panel):
         if bar.cached:
             numbers.append((f"{_sign(CACHED, space)}{bar.cached} cached", style(CACHED)))
         return numbers
+
+
+def _is_budget_known(view: EngineView) -> bool:
+    assert view.server is not None and view.poll is not None
+    return view.server.unit == "iteration" and view.poll.tells("max_num_batched_tokens")
+
+
+def _numbers_of_poll(view: EngineView, poll: Poll, space: str) -> list[Part]:
+    """What an iteration of the shown poll computed, in the mean."""
+    if poll.problem:
+        return [("no answer", style(PREEMPTED))]
+    rates = token_rates(poll)
+    numbers: list[Part] = [
+        ("this poll", style(DIM)),
+        (f"{_sign(DECODE, space)}{rates.decode:.1f} outputs", style(DECODE)),
+        (f"{_sign(PREFILL, space)}{rates.prefill:.1f} prompts", style(PREFILL)),
+    ]
+    if poll.num_cached_tokens:
+        numbers.append((f"{_sign(CACHED, space)}{rates.cached:.1f} cached", style(CACHED)))
+    if _is_budget_known(view):
+        numbers.append((f"budget {view.bars[-1].budget:,}", style(DIM)))
+    elif rates.unit == "iteration":
+        numbers.append(("no budget told", style(DIM)))
+    return numbers
 
 
 def _mark(bar: StepBar) -> Part:
@@ -94,20 +132,21 @@ def _sign(kind: str, space: str = " ") -> str:
 
 
 @cached
-def _column(bar: StepBar, top: int, rows: int) -> tuple[Part, ...]:
+def _column(bar: StepBar, top: int, rows: int, *, is_limited: bool) -> tuple[Part, ...]:
     """One step's cells, bottom first. A step is drawn again and again while it moves to the left, always the same."""
-    return _textures(bar, top, rows) if is_textured() else _eighths(bar, top, rows)
+    return _textures(bar, top, rows, is_limited) if is_textured() else _eighths(bar, top, rows, is_limited)
 
 
-def _textures(bar: StepBar, top: int, rows: int) -> tuple[Part, ...]:
+def _textures(bar: StepBar, top: int, rows: int, is_limited: bool) -> tuple[Part, ...]:
     amounts = {DECODE: bar.decode, PREFILL: bar.prefill, RECOMPUTE: bar.recompute, CACHED: bar.cached}
     sizes = whole(list(amounts.values()), top, rows)
-    return textured(list(zip(amounts, sizes, strict=True)), rows, max(0, round(bar.budget * rows / top) - 1))
+    limit = max(0, round(bar.budget * rows / top) - 1) if is_limited else None
+    return textured(list(zip(amounts, sizes, strict=True)), rows, limit)
 
 
-def textured(sizes: Iterable[tuple[str, int]], rows: int, limit: int) -> tuple[Part, ...]:
+def textured(sizes: Iterable[tuple[str, int]], rows: int, limit: int | None) -> tuple[Part, ...]:
     """A column of whole cells, bottom first, so many of each kind: each cell says its kind by its sign. The line of the
-    budget is in row `limit`, if that is free."""
+    budget, if there is one, is in row `limit` where that is free."""
     cells: list[Part] = []
     for kind, size in sizes:
         cells += [(GLYPHS[kind], style(kind))] * size
@@ -129,7 +168,7 @@ def whole(amounts: Sequence[int], top: int, rows: int) -> list[int]:
     return sizes
 
 
-def _eighths(bar: StepBar, top: int, rows: int) -> tuple[Part, ...]:
+def _eighths(bar: StepBar, top: int, rows: int, is_limited: bool) -> tuple[Part, ...]:
     def level(tokens: int) -> int:
         exact = round(tokens * rows * 8 / top)
         return min(rows * 8, max(exact, 1) if tokens else 0)
@@ -138,12 +177,12 @@ def _eighths(bar: StepBar, top: int, rows: int) -> tuple[Part, ...]:
     total = level(bar.total)
     saved = level(bar.total + bar.cached)
     layers = ((0, decode, DECODE), (decode, prefill, PREFILL), (prefill, total, RECOMPUTE), (total, saved, CACHED))
-    return stacked(layers, rows, max(0, level(bar.budget) - 1) // 8)
+    return stacked(layers, rows, max(0, level(bar.budget) - 1) // 8 if is_limited else None)
 
 
-def stacked(layers: Iterable[tuple[int, int, str]], rows: int, limit: int) -> tuple[Part, ...]:
+def stacked(layers: Iterable[tuple[int, int, str]], rows: int, limit: int | None) -> tuple[Part, ...]:
     """A column of layers from one eighth of a cell to another, bottom first. A cell holds at most two colours: the two
-    that fill most of it. The line of the budget is in row `limit`, if that is free."""
+    that fill most of it. The line of the budget, if there is one, is in row `limit` where that is free."""
     layers = tuple(layers)
     cells: list[Part] = []
     for row in range(rows):

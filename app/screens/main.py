@@ -103,6 +103,7 @@ class MainScreen(Screen[None]):
         header.config = session.config if cursor.step is None or view.config is None else view.config
         self._timeline.history, self._timeline.step = session.history, cursor.step
         self._banner.progress, self._banner.failed = session.loading, session.failed
+        self._banner.problem = session.problem
         _give_room(self._banner, self.num_banner_lines)
         self._narration.programme, self._narration.view = programme, view
         _give_room(self._narration, self.num_narration_lines)
