@@ -50,17 +50,17 @@ class Connection:
         """What stands there. Raises Trouble."""
         return (await self._get(path)).decode("utf-8", "replace")
 
-    async def json(self, path: str, kind: type[Answer]) -> Answer | None:
+    async def json(self, path: str, kind: type[Answer], seconds: float = ANSWER_SECONDS) -> Answer | None:
         """What stands there in JSON; None if the server has nothing of that kind there. Raises Trouble if it has gone
         away, or wants a key."""
         try:
-            return msgspec.json.decode(await self._get(path), type=kind)
+            return msgspec.json.decode(await self._get(path, seconds), type=kind)
         except (_Missing, msgspec.DecodeError, UnicodeDecodeError):
             return None
 
-    async def _get(self, path: str) -> bytes:
+    async def _get(self, path: str, seconds: float = ANSWER_SECONDS) -> bytes:
         try:
-            async with asyncio.timeout(ANSWER_SECONDS), self.http.stream("GET", path) as response:
+            async with asyncio.timeout(seconds), self.http.stream("GET", path) as response:
                 body = await read_all(response)
         except (httpx.HTTPError, httpx.StreamError, OSError) as error:
             raise Trouble(why(error)) from None
@@ -88,9 +88,10 @@ class _Missing(Trouble):
     """A server that is well, but does not have what it was asked for."""
 
 
-def cleaned(text: str, length: int = 200) -> str:
+def cleaned(text: str, length: int = 300) -> str:
     """What a server wrote, as a part of a sentence: one line, cut, and nothing that a terminal would obey."""
-    return printable(" ".join(text.split())[:length])
+    line = " ".join(text.split())
+    return printable(line if len(line) <= length else f"{line[: length - 1]}…")
 
 
 async def read_all(response: httpx.Response) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import msgspec
@@ -27,6 +27,7 @@ _LEAST = {
     "long_prefill_token_threshold": 0,
 }
 _MOST = 1 << 53
+PATIENCE_SECONDS = 60.0
 _POLICIES = ("fcfs", "priority")
 
 
@@ -67,16 +68,21 @@ class Facts:
     config: EngineConfig
     unknown: tuple[str, ...]
     """The parameters of `config` that it does not tell."""
-    kv_sources: Mapping[str, KvSource] | None = field(default=None, compare=False)
+    kv_sources: Mapping[str, KvSource] | None = None
     """Its publishers of KV events by rank; None if it does not say."""
-    complaint: str = field(default="", compare=False)
+    complaint: str = ""
     """Why it did not say all of this."""
+
+    @property
+    def name(self) -> str:
+        """What it is and what it serves, for people."""
+        return f"{f'{self.kind} {self.version}'.rstrip()} with {cleaned(self.model)}"
 
 
 async def ask(connection: Connection, dialect: Dialect, sample: Sample) -> Facts:
-    """Ask all that there is to ask of such a server. Raises Trouble if it goes away meanwhile."""
+    """Ask what such a server answers at once. Raises Trouble if it goes away meanwhile."""
     complaint = ""
-    models = version = info = sources = None
+    models = version = sources = None
     try:
         models = await connection.json("/v1/models", _Models)
     except Trouble as trouble:  # vLLM guards what begins with /v1, and not its metrics
@@ -84,15 +90,10 @@ async def ask(connection: Connection, dialect: Dialect, sample: Sample) -> Facts
     if dialect.kind == "vLLM":
         version = await connection.json("/version", _Version)
         sources = await connection.json("/kv_event_sources", dict[str, KvSource])
-        info = await connection.json("/server_info?config_format=json", _ServerInfo)
     first = models.data[0] if models and models.data else _Model(sample.model)
     told: dict[str, Any] = dict(sample.config)
     if first.max_model_len is not None:
         told["max_model_len"] = first.max_model_len
-    for section in _SECTIONS:
-        part = info.vllm_config.get(section) if info else None
-        if isinstance(part, dict):
-            told |= {_OTHER_NAMES.get(str(name), str(name)): value for name, value in part.items()}
     config, unknown = configured(told)
     return Facts(
         kind=OURS if first.owned_by == OURS else dialect.kind,
@@ -103,6 +104,21 @@ async def ask(connection: Connection, dialect: Dialect, sample: Sample) -> Facts
         kv_sources=sources,
         complaint=complaint,
     )
+
+
+async def ask_more(connection: Connection, facts: Facts) -> Facts:
+    """The same with all parameters, if this is a vLLM in its development mode (VLLM_SERVER_DEV_MODE=1).
+
+    The first time it takes seconds: vLLM also gathers there what is installed on its machine. Raises Trouble.
+    """
+    info = await connection.json("/server_info?config_format=json", _ServerInfo, PATIENCE_SECONDS)
+    known = {name: value for name, value in asdict(facts.config).items() if name not in facts.unknown}
+    for section in _SECTIONS:
+        part = info.vllm_config.get(section) if info else None
+        if isinstance(part, dict):
+            known |= {_OTHER_NAMES.get(str(name), str(name)): value for name, value in part.items()}
+    config, unknown = configured(known)
+    return replace(facts, config=config, unknown=unknown)
 
 
 def configured(told: Mapping[str, Any]) -> tuple[EngineConfig, tuple[str, ...]]:

@@ -19,6 +19,7 @@ from app.attach.dialects import Dialect, dialect_of
 from app.attach.difference import poll_of
 from app.attach.facts import Facts
 from app.attach.metrics import Readings, Sample
+from app.attach.requests import OwnRequests
 from app.protocol import Command, Event
 from engine.poll import Poll
 from engine.progress import one_line
@@ -60,6 +61,7 @@ class AttachedServer:
         self._interval = interval
         self._clock = clock
         self._attached = clock()
+        self._requests = OwnRequests(self._connection, self._seconds, self._put)
         self._facts: Facts | None = None
         self._sample: Sample | None = None
         """The last one, and when it was taken."""
@@ -132,6 +134,7 @@ class AttachedServer:
     async def _live(self) -> None:
         try:
             async with self._connection.http, asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
                 tasks.create_task(self._look_again_and_again())
                 await self._closing.wait()
                 raise _Closed  # which ends the tasks
@@ -140,8 +143,14 @@ class AttachedServer:
 
     def _take(self, message: Command) -> None:
         match message:
-            case protocol.AddRequest(request_id) | protocol.Abort(request_id):
+            case protocol.AddRequest(request_id) if self._read_only:
                 self._put(protocol.Refused(request_id, READ_ONLY))
+            case protocol.AddRequest(request_id) if self._facts is None:
+                self._put(protocol.Refused(request_id, f"{self.url} has not answered yet."))
+            case protocol.AddRequest() if self._facts:
+                self._requests.begin(message, self._facts.model, self._tasks)
+            case protocol.Abort(request_id):
+                self._requests.abort(request_id)
             case protocol.Reconfigure():
                 self._put(protocol.ReconfigureRefused(NOT_OURS))
             case protocol.SetPaused(paused):
@@ -204,7 +213,8 @@ class AttachedServer:
         except ValueError as error:
             raise Trouble(f"answers with metrics that cannot be read: {cleaned(one_line(error))}") from None
         poll = replace(poll_of(self._sample, sample, started - self._sampled_at), seconds=seconds)
-        if self._facts is None or poll.restarted or self._problem:
+        # Not every server tells when its process began: after a problem it may be another one unnoticed.
+        if self._facts is None or poll.restarted or (self._problem and sample.began is None):
             await self._ask(dialect, sample)
         self._sample, self._sampled_at, self._problem = sample, started, ""
         self._trace(started, poll)
@@ -217,15 +227,23 @@ class AttachedServer:
                 self._facts.kind, self._facts.version, self.url, self._read_only, dialect.is_tested
             )
             self._put(_ready(self._facts, server))
-        elif before != self._facts:
-            name = f"{self._facts.kind} {self._facts.version}".rstrip()
-            self._put(protocol.Notice(f"{self.url} is another server now: {name} with {cleaned(self._facts.model)}."))
+        elif before.name != self._facts.name:
+            self._requests.forget_server()
+            self._put(protocol.Notice(f"{self.url} is another server now: {self._facts.name}."))
         if self._facts.complaint and (before is None or before.complaint != self._facts.complaint):
             self._put(protocol.Notice(f"{self.url} {self._facts.complaint}."))
+        if dialect.kind == "vLLM":
+            self._tasks.create_task(self._ask_more(self._facts))
+
+    async def _ask_more(self, known: Facts) -> None:
+        with suppress(Trouble):
+            more = await facts.ask_more(self._connection, known)
+            if self._facts is known:
+                self._facts = more
 
     def _report(self, problem: str) -> None:
-        """Tell once what is wrong, until something else is."""
-        if problem == self._problem:
+        """Tell once what is wrong, until something else is; or once more if our own requests have come on meanwhile."""
+        if problem == self._problem and not self._requests.has_news:
             return
         self._problem = problem
         if self._facts is None:
@@ -233,14 +251,25 @@ class AttachedServer:
         else:
             self._trace(self._clock(), Poll(problem=f"{self.url} {problem}."))
 
+    def _seconds(self) -> float:
+        """Of a trace's clock."""
+        return self._clock() - self._attached
+
     def _trace(self, started: float, poll: Poll) -> None:
         assert self._facts is not None
+        own = self._requests.take()
         usage, config = poll.kv_usage, self._facts.config
         is_known = usage is not None and "num_blocks" not in self._facts.unknown
         trace = StepTrace(
             step=self._num_steps,
             started=started - self._attached,
             config=config,
+            arrivals=own.arrivals,
+            outputs=own.outputs,
+            finished=own.finished,
+            running=own.running,
+            waiting=own.waiting,
+            num_waiting=own.num_waiting,
             num_free_blocks=round((1 - usage) * config.num_usable_blocks) if is_known and usage is not None else 0,
             poll=replace(poll, unknown=self._facts.unknown),
         )
