@@ -40,19 +40,20 @@ class KvAddress:
     """Where a server's KV events can be heard, and where those that were missed can be had again ("" for nowhere).
 
     A publisher connects to an endpoint that names a host, and then it is the listener who has to bind (vLLM:
-    `ZmqEventPublisher`). So an endpoint with * for its host is one to bind here, and any other one to connect to.
+    `ZmqEventPublisher`). So an endpoint with * for its host is bound here, and any other one is connected to.
     """
 
     endpoint: str
     replay: str = ""
 
-    @property
-    def is_bound_here(self) -> bool:
-        return "*" in self.endpoint
-
     def of_rank(self, rank: int) -> KvAddress:
         """Of another engine of the same server: ports go up with the rank (vLLM: `offset_endpoint_port`)."""
         return KvAddress(_offset(self.endpoint, rank), _offset(self.replay, rank))
+
+
+def is_bound(endpoint: str) -> bool:
+    """Whether whoever is given this endpoint binds it, rather than connecting to it (vLLM: `_is_bind_endpoint`)."""
+    return "*" in endpoint or "::" in endpoint or endpoint.startswith(("ipc://", "inproc://"))
 
 
 def kv_address(text: str) -> KvAddress:

@@ -54,7 +54,6 @@ class KvSource(msgspec.Struct, frozen=True):
 
     endpoint: str = ""
     replay_endpoint: str | None = None
-    topic: str = ""
 
 
 @dataclass(frozen=True, slots=True)

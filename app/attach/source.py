@@ -12,16 +12,17 @@ from contextlib import suppress
 from msgspec.structs import replace
 
 from app import protocol
-from app.attach import facts
-from app.attach.address import server_url
+from app.attach import facts, publishers
+from app.attach.address import kv_address, server_url
 from app.attach.connection import Connection, Trouble, cleaned
 from app.attach.dialects import Dialect, dialect_of
 from app.attach.difference import poll_of
 from app.attach.facts import Facts
+from app.attach.kv_events import KvListener
 from app.attach.metrics import Readings, Sample
 from app.attach.requests import OwnRequests
 from app.protocol import Command, Event
-from engine.poll import Poll
+from engine.poll import Poll, PrefixOp
 from engine.progress import one_line
 from engine.trace import StepTrace
 
@@ -43,7 +44,8 @@ class AttachedServer:
 
     It only ever reads, unless a request is sent. A look begins when the one before it has ended, so that nothing piles
     up at a slow server; one that does not answer is asked again and again. `key` goes to the server and nowhere else.
-    Raises AttachError for an address or a key that cannot be one.
+    `kv_events` says where its KV events can be heard, as `kv_address` understands it; "" for nowhere. Raises
+    AttachError for an address or a key that cannot be one.
     """
 
     def __init__(
@@ -53,10 +55,14 @@ class AttachedServer:
         key: str = "",
         read_only: bool = False,
         interval: float = 0.5,
+        kv_events: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.url = server_url(url)
         self._connection = Connection(self.url, key)
+        self._kv_address = kv_address(kv_events) if kv_events else None
+        self._kv: KvListener | None = None
+        self._kv_task: asyncio.Task[None] | None = None
         self._read_only = read_only
         self._interval = interval
         self._clock = clock
@@ -66,6 +72,8 @@ class AttachedServer:
         self._sample: Sample | None = None
         """The last one, and when it was taken."""
         self._sampled_at = 0.0
+        self._cleared: tuple[PrefixOp, ...] = ()
+        """What the prefix caches of a server that is gone have come to."""
         self._problem = ""
         self._num_failures = 0
         """Looks without an answer since the last one with."""
@@ -234,6 +242,19 @@ class AttachedServer:
             self._put(protocol.Notice(f"{self.url} {self._facts.complaint}."))
         if dialect.kind == "vLLM":
             self._tasks.create_task(self._ask_more(self._facts))
+        await self._listen(sample)
+
+    async def _listen(self, sample: Sample) -> None:
+        """Hear the KV events of the server that is there now, and no longer those of the one before."""
+        if self._kv_task:
+            self._kv_task.cancel()
+            await asyncio.wait([self._kv_task])  # what it has bound can be bound again then
+        if self._kv:
+            self._cleared = self._kv.clear()
+        if self._kv_address and self._facts:
+            ranks = [rank.name for rank in sample.ranks]
+            self._kv = KvListener(publishers.addresses(self._kv_address, self._facts, self.url, ranks))
+            self._kv_task = self._tasks.create_task(self._kv.listen())
 
     async def _ask_more(self, known: Facts) -> None:
         with suppress(Trouble):
@@ -271,8 +292,15 @@ class AttachedServer:
             waiting=own.waiting,
             num_waiting=own.num_waiting,
             num_free_blocks=round((1 - usage) * config.num_usable_blocks) if is_known and usage is not None else 0,
-            poll=replace(poll, unknown=self._facts.unknown),
+            poll=replace(
+                poll,
+                unknown=self._facts.unknown,
+                prefix=self._cleared + (self._kv.take() if self._kv else ()),
+                prefix_known=self._kv.known if self._kv else "",
+                prefix_hint=(self._kv and self._kv.problem) or publishers.hint(self._kv_address, self._facts, self.url),
+            ),
         )
+        self._cleared = ()
         self._num_steps += 1
         self._put(protocol.Stepped(trace))
 
