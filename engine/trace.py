@@ -127,6 +127,8 @@ class Output(_Part, frozen=True):
     """That came at once; only a server elsewhere sends several together."""
     time: float | None = None
     """When it came, if that was not at the end of the step."""
+    num_prompt_tokens: int = 0
+    """Of its request, if that was not known at its arrival: a server elsewhere tells it with the first output."""
 
 
 class Finished(_Part, frozen=True):

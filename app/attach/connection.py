@@ -1,0 +1,134 @@
+"""Questions to a server, each with a short answer in a short time; whatever goes wrong is a sentence."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Iterator
+from typing import TypeVar
+
+import httpx
+import msgspec
+
+from app.attach.address import AttachError
+from app.text import printable
+from engine.progress import one_line
+
+KEY_VARIABLE = "NANOVIZ_API_KEY"
+ANSWER_SECONDS = 5.0
+"""That a server has for a whole answer."""
+MAX_BYTES = 16 << 20
+"""Of an answer. vLLM's metrics are some 64 KiB for each of its engines."""
+MAX_STREAMS = 512
+"""Of our own requests open at once; each is a connection."""
+NEEDED_FLAGS = "vLLM has it always, SGLang with --enable-metrics, llama.cpp with --metrics"
+
+Answer = TypeVar("Answer")
+
+
+class Trouble(Exception):
+    """A server that gives no proper answer; the text says what it does instead, without naming it."""
+
+
+class Connection:
+    """To one server, by its URL. A key goes with every question to it, and nowhere else: no redirect is followed."""
+
+    def __init__(self, url: str, key: str) -> None:
+        self.url = url
+        self._has_key = bool(key)
+        if not (key.isascii() and key.isprintable()):
+            raise AttachError(f"{KEY_VARIABLE} holds characters that no key can have.")
+        # A compressed answer would cost the server more than it saves.
+        headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {})
+        limits = httpx.Limits(max_connections=MAX_STREAMS + 8, max_keepalive_connections=8)
+        self.http = httpx.AsyncClient(
+            base_url=url, headers=headers, limits=limits, timeout=httpx.Timeout(None, connect=ANSWER_SECONDS)
+        )
+
+    async def text(self, path: str) -> str:
+        """What stands there. Raises Trouble."""
+        return (await self._get(path)).decode("utf-8", "replace")
+
+    async def json(self, path: str, kind: type[Answer], seconds: float = ANSWER_SECONDS) -> Answer | None:
+        """What stands there in JSON; None if the server has nothing of that kind there. Raises Trouble if it has gone
+        away, or wants a key."""
+        try:
+            return msgspec.json.decode(await self._get(path, seconds), type=kind)
+        except (_Missing, msgspec.DecodeError, UnicodeDecodeError):
+            return None
+
+    async def _get(self, path: str, seconds: float = ANSWER_SECONDS) -> bytes:
+        try:
+            async with asyncio.timeout(seconds), self.http.stream("GET", path) as response:
+                body = await read_all(response)
+        except (httpx.HTTPError, httpx.StreamError, OSError) as error:
+            raise Trouble(why(error)) from None
+        if response.status_code == httpx.codes.OK:
+            return body
+        raise self.refusal(response, path)
+
+    def refusal(self, response: httpx.Response, path: str) -> Trouble:
+        """What an answer means that is none."""
+        status = response.status_code
+        if status in (401, 403) and self._has_key:
+            return Trouble(f"does not accept the key in {KEY_VARIABLE}")
+        if status in (401, 403):
+            return Trouble(f"wants an API key: set {KEY_VARIABLE}")
+        if response.is_redirect:
+            place = cleaned(response.headers.get("location", "nowhere"), 100)
+            return Trouble(f"sends elsewhere, to {place}: attach to that, if it is meant")
+        if status in (404, 405, 501):
+            return _Missing(f"answers, but has no {path} ({NEEDED_FLAGS})")
+        name = httpx.codes.get_reason_phrase(status).lower()
+        return (Trouble if status >= 500 else _Missing)(f"answers with an error: {status} {name}".rstrip())
+
+
+class _Missing(Trouble):
+    """A server that is well, but does not have what it was asked for."""
+
+
+def cleaned(text: str, length: int = 300) -> str:
+    """What a server wrote, as a part of a sentence: one line, cut, and nothing that a terminal would obey."""
+    line = " ".join(text.split())
+    return printable(line if len(line) <= length else f"{line[: length - 1]}…")
+
+
+async def read_all(response: httpx.Response) -> bytes:
+    """The body of an answer. Raises Trouble for a far too large one."""
+    body = bytearray()
+    async for piece in response.aiter_bytes():
+        body += piece
+        if len(body) > MAX_BYTES:
+            raise Trouble(f"answers with more than {MAX_BYTES >> 20} MiB")
+    return bytes(body)
+
+
+def why(error: BaseException) -> str:
+    """What a server does instead of answering, as the end of a sentence about it."""
+    for cause in _causes(error):
+        match cause:
+            case ssl.SSLCertVerificationError():
+                reason = cleaned(cause.verify_message, 100)
+                return f"has a TLS certificate that is not trusted ({reason}): SSL_CERT_FILE names those to trust"
+            case ssl.SSLError():
+                return "does not speak TLS: is its address one with http:// ?"
+            case socket.gaierror():
+                return "cannot be found: there is no host of that name"
+            case ConnectionRefusedError():
+                return "does not answer: connection refused"
+            case TimeoutError() | httpx.TimeoutException():
+                return f"gives no answer within {ANSWER_SECONDS:.0f} s"
+    if isinstance(error, httpx.ConnectError):
+        return f"cannot be reached: {cleaned(one_line(error), 100)}"
+    return f"broke off its answer: {cleaned(one_line(error), 100)}"
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and what it came from, first to last."""
+    while error is not None:
+        yield error
+        if isinstance(error, BaseExceptionGroup):
+            for one in error.exceptions:
+                yield from _causes(one)
+        error = error.__cause__ or error.__context__

@@ -1,0 +1,99 @@
+"""What stands in a server's /metrics: by name and label, and as a `Sample`, whichever kind of server wrote it."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from math import inf, isfinite
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from engine.poll import Histogram, Measured, Rank
+
+_Labels = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A server's metrics at one moment. Unlike in a `Poll`, all that is counted is counted from its beginning."""
+
+    ranks: tuple[Rank, ...]
+    latencies: dict[Measured, Histogram]
+    began: float | None = None
+    """When its process did, in seconds since 1970."""
+    model: str = ""
+    """As its metrics name it."""
+    config: dict[str, bool | int] = field(default_factory=dict)
+    """The parameters of `EngineConfig` that stand there too."""
+
+
+class Readings:
+    """Of a text in Prometheus' format the metrics whose names begin with one of these.
+
+    Several values of a name, one for each of its labels, are added. Older clients of Prometheus leave out the `_total`
+    of a counter's name: names are asked for without it. Raises ValueError for a text that is not in that format.
+    """
+
+    def __init__(self, text: str, names: tuple[str, ...]) -> None:
+        # The parser takes some 50 ms for all that vLLM tells, most of which nobody reads.
+        lines = (line for line in text.splitlines() if line.startswith(names) and "_created{" not in line)
+        families = text_string_to_metric_families("\n".join([*lines, ""]))
+        self._values: dict[str, list[tuple[_Labels, float]]] = defaultdict(list)
+        for sample in (sample for family in families for sample in family.samples):
+            if isfinite(sample.value):
+                self._values[sample.name].append((sample.labels, sample.value))
+
+    def __bool__(self) -> bool:
+        return bool(self._values)
+
+    def by_label(self, label: str) -> dict[str, Readings]:
+        """Those that have this label, by its value; all of them as "0" if none has."""
+        parts: dict[str, Readings] = {}
+        for name, values in self._values.items():
+            for labels, value in values:
+                if label in labels:
+                    part = parts.setdefault(labels[label], Readings("", ()))
+                    part._values[name].append((labels, value))
+        return dict(sorted(parts.items(), key=lambda item: (len(item[0]), item[0]))) or {"0": self}
+
+    def _named(self, names: Iterable[str]) -> list[tuple[_Labels, float]]:
+        """The values of the first of these names that there is."""
+        every = (self._values.get(full) for name in names for full in (f"{name}_total", name))
+        return next((values for values in every if values), [])
+
+    def count(self, *names: str, **labels: str) -> int | None:
+        """A whole number, such as a counter's."""
+        found = [value for own, value in self._named(names) if labels.items() <= own.items()]
+        return round(sum(found)) if found else None
+
+    def counts_by(self, label: str, *names: str) -> dict[str, int] | None:
+        """The same for each value of a label."""
+        counts: Counter[str] = Counter()
+        for labels, value in self._named(names):
+            if label in labels:
+                counts[labels[label]] += round(value)
+        return dict(counts) or None
+
+    def value(self, *names: str) -> float | None:
+        """Any other number. It has no sum: it is the mean of the values that there are."""
+        found = [value for _, value in self._named(names)]
+        return sum(found) / len(found) if found else None
+
+    def labels_of(self, name: str) -> _Labels:
+        """Of a metric that is only there for its labels."""
+        return next((labels for labels, _ in self._named([name])), {})
+
+    def histogram(self, *names: str) -> Histogram | None:
+        """A histogram of all values from the beginning."""
+        for name in names:
+            up_to: Counter[float] = Counter()
+            for labels, value in self._values.get(f"{name}_bucket", ()):
+                up_to[float(labels.get("le", "inf"))] += round(value)
+            bounds = tuple(sorted(bound for bound in up_to if bound < inf))
+            if bounds:
+                cumulative = [0, *(up_to[bound] for bound in (*bounds, inf))]
+                counts = tuple(max(0, upper - lower) for lower, upper in pairwise(cumulative))
+                return Histogram(bounds, counts, sum(value for _, value in self._values.get(f"{name}_sum", ())))
+        return None

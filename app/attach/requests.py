@@ -1,0 +1,318 @@
+"""Our own requests to a server, through its OpenAI API and streamed: what a person's keys send, and what comes of it.
+
+Times are taken at this end: from sending a request until a piece of its answer is here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import httpx
+import msgspec
+from httpx_sse import EventSource
+
+from app.attach.connection import MAX_STREAMS, Connection, Trouble, cleaned, read_all, why
+from app.protocol import AddRequest, Event, Notice, Refused
+from engine.trace import MAX_WAITING_IDS, Arrival, Finished, Output
+
+Reason = Literal["stop", "length", "abort", "error"]
+_REASONS: dict[str, Reason] = {"stop": "stop", "length": "length", "abort": "abort"}
+_REFUSED_PARAMETERS = (400, 422)
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    """An older name of `reasoning`."""
+
+
+class _Choice(msgspec.Struct):
+    delta: _Delta | None = None
+    text: str | None = None
+    """In the place of `delta` where there is no chat."""
+    finish_reason: str | None = None
+
+    @property
+    def piece(self) -> str:
+        delta = self.delta or _Delta()
+        return (delta.reasoning or delta.reasoning_content or "") + (delta.content or self.text or "")
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+
+
+class _Chunk(msgspec.Struct):
+    """One event of a stream (vLLM: entrypoints/openai/chat_completion/protocol.py and completion/protocol.py)."""
+
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    error: msgspec.Raw = msgspec.Raw()
+
+
+_decode_chunk = msgspec.json.Decoder(_Chunk).decode
+
+
+@dataclass(slots=True, eq=False)
+class _Own:
+    """One request of ours that has not ended."""
+
+    request: AddRequest
+    sent: float
+    is_taken: bool = False
+    """The server has begun to answer."""
+    is_aborted: bool = False
+    task: asyncio.Task[None] | None = None
+    num_tokens: int = 0
+    first_token: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What has become of our requests since the last time, as a step trace has it."""
+
+    arrivals: tuple[Arrival, ...]
+    outputs: tuple[Output, ...]
+    finished: tuple[Finished, ...]
+    running: tuple[str, ...]
+    waiting: tuple[str, ...]
+    num_waiting: int
+
+
+class OwnRequests:
+    """The requests that we have sent to a server. `clock` gives the seconds of a trace; `put` tells at once what is no
+    part of a trace."""
+
+    def __init__(self, connection: Connection, clock: Callable[[], float], put: Callable[[Event], None]) -> None:
+        self._connection = connection
+        self._clock = clock
+        self._put = put
+        self._open: dict[str, _Own] = {}
+        self._arrivals: list[Arrival] = []
+        self._outputs: list[Output] = []
+        self._finished: list[Finished] = []
+        self.forget_server()
+
+    def forget_server(self) -> None:
+        """Whatever was learnt of how it wants to be asked may not hold for the one that is there now."""
+        self._has_chat = True
+        """Its model has a chat template."""
+        self._takes_options = True
+        """It knows how to count tokens in a stream."""
+        self._has_said_so = False
+        """That it does not count them."""
+
+    def begin(self, request: AddRequest, model: str, tasks: asyncio.TaskGroup) -> None:
+        """Send a request, unless too many are under way."""
+        if len(self._open) >= MAX_STREAMS:
+            self._put(Refused(request.request_id, f"{MAX_STREAMS} requests of ours are open, which is the most."))
+            return
+        own = _Own(request, self._clock())
+        self._open[request.request_id] = own
+        own.task = tasks.create_task(self._serve(own, model))
+
+    def abort(self, request_id: str) -> None:
+        """Close the stream of a request: that is how a server learns that nobody wants the rest."""
+        if (own := self._open.get(request_id)) and own.task:
+            own.is_aborted = True
+            # A task that is cancelled before it has begun would not notice.
+            asyncio.get_running_loop().call_soon(own.task.cancel)
+
+    @property
+    def has_news(self) -> bool:
+        return bool(self._arrivals or self._outputs or self._finished)
+
+    def take(self) -> News:
+        """All that there is to tell now, once."""
+        taken = [own for own in self._open.values() if own.is_taken]
+        waiting = [own.request.request_id for own in taken if own.first_token is None]
+        news = News(
+            tuple(self._arrivals),
+            tuple(self._outputs),
+            tuple(self._finished),
+            tuple(own.request.request_id for own in taken if own.first_token is not None),
+            tuple(waiting[:MAX_WAITING_IDS]),
+            len(waiting),
+        )
+        self._arrivals, self._outputs, self._finished = [], [], []
+        return news
+
+    async def _serve(self, own: _Own, model: str) -> None:
+        try:
+            async with self._answer(own.request, model) as response:
+                self._arrive(own)
+                self._end(own, await self._read(own, response))
+        except asyncio.CancelledError:
+            if not own.is_aborted:
+                raise
+            self._end(own, "abort")
+        except Trouble as trouble:
+            self._fail(own, str(trouble))
+        except (httpx.HTTPError, httpx.StreamError, msgspec.DecodeError, OSError) as error:
+            self._fail(own, why(error))
+        finally:
+            del self._open[own.request.request_id]
+
+    @asynccontextmanager
+    async def _answer(self, request: AddRequest, model: str) -> AsyncIterator[httpx.Response]:
+        """The stream of a server that has taken this request. Raises Trouble if it does not take it."""
+        while True:
+            path = "/v1/chat/completions" if self._has_chat else "/v1/completions"
+            body = _body(request, model, is_chat=self._has_chat, with_options=self._takes_options)
+            async with self._connection.http.stream("POST", path, json=body) as response:
+                if response.status_code == httpx.codes.OK:
+                    yield response
+                    return
+                message = _message(await read_all(response))
+            if not self._can_do_without(response.status_code, message):
+                raise self._refusal(response, path, message)
+
+    def _can_do_without(self, status: int, message: str) -> bool:
+        """Whether the server refuses what it need not be asked for; it is not asked for it again."""
+        if status not in _REFUSED_PARAMETERS:
+            return False
+        if self._has_chat and "chat template" in message.lower():
+            self._has_chat = False
+            return True
+        if self._takes_options and "stream_options" in message:
+            self._takes_options = False
+            return True
+        return False
+
+    def _refusal(self, response: httpx.Response, path: str, message: str) -> Trouble:
+        trouble = self._connection.refusal(response, path)
+        if response.status_code in (401, 403) or not message:
+            return trouble
+        return Trouble(f"refuses it ({response.status_code}): {cleaned(message).rstrip('.')}")
+
+    async def _read(self, own: _Own, response: httpx.Response) -> Reason:
+        """Take in a stream to its end; why it ended. Raises Trouble if it broke off."""
+        reason = ""
+        async for event in EventSource(response).aiter_sse():
+            if event.data == "[DONE]":
+                break
+            chunk = _decode_chunk(event.data)
+            if chunk.error:
+                raise Trouble(f"gave up: {cleaned(_message(event.data.encode())) or 'it does not say why'}")
+            self._take_chunk(own, chunk)
+            reason = next((choice.finish_reason for choice in chunk.choices if choice.finish_reason), reason)
+        if not reason:
+            raise Trouble("broke off its answer")
+        return _REASONS.get(reason, "error")
+
+    def _take_chunk(self, own: _Own, chunk: _Chunk) -> None:
+        """A piece of text, and how many tokens it is: as many as the server says, otherwise one."""
+        text = "".join(choice.piece for choice in chunk.choices)
+        counted = chunk.usage.completion_tokens if chunk.usage else None
+        if counted is None:
+            num_tokens = 1 if text else 0
+            self._say_how_tokens_are_counted(num_tokens)
+        else:
+            num_tokens = max(0, counted - own.num_tokens)
+        if not num_tokens and not text:
+            return
+        is_first = own.first_token is None
+        now = self._clock()
+        own.first_token = now if own.first_token is None else own.first_token
+        own.num_tokens += num_tokens
+        self._outputs.append(
+            Output(
+                own.request.request_id,
+                token_id=-1,
+                text=text,
+                num_tokens=num_tokens,
+                time=now,
+                num_prompt_tokens=(chunk.usage.prompt_tokens or 0) if chunk.usage and is_first else 0,
+            )
+        )
+
+    def _say_how_tokens_are_counted(self, num_tokens: int) -> None:
+        if num_tokens and not self._has_said_so:
+            self._has_said_so = True
+            self._put(Notice("the server does not count tokens as it streams: each piece of text counts as one."))
+
+    def _arrive(self, own: _Own) -> None:
+        own.is_taken = True
+        request = own.request
+        self._arrivals.append(
+            Arrival(
+                request_id=request.request_id,
+                label=request.label,
+                prompt=request.prompt,
+                num_prompt_tokens=0,
+                max_tokens=request.params.max_tokens,
+                time=own.sent,
+                priority=request.priority,
+            )
+        )
+
+    def _fail(self, own: _Own, why: str) -> None:
+        """It has not come to its end."""
+        if own.is_taken:
+            self._end(own, "error")
+            self._put(Notice(f"request {own.request.request_id} has failed: the server {why}."))
+        else:
+            self._put(Refused(own.request.request_id, f"the server {why}."))
+
+    def _end(self, own: _Own, reason: Reason) -> None:
+        if not own.is_taken:
+            self._put(Refused(own.request.request_id, "it was aborted before the server took it."))
+            return
+        self._finished.append(
+            Finished(
+                own.request.request_id,
+                reason,
+                own.num_tokens,
+                ttft=own.first_token - own.sent if own.first_token is not None else None,
+                e2e=self._clock() - own.sent,
+            )
+        )
+
+
+def _body(request: AddRequest, model: str, *, is_chat: bool, with_options: bool) -> dict[str, Any]:
+    """A request as the API has it; what is at its default is left out, since not every server knows it.
+
+    The prompt is never cut to `max_prompt_tokens`: only the server could count its tokens, and it says what is too
+    long.
+    """
+    params = request.params
+    body: dict[str, Any] = {
+        "model": model,
+        "max_tokens": params.max_tokens,
+        "temperature": params.temperature,
+        "top_p": params.top_p,
+        "stream": True,
+    }
+    if is_chat:
+        body["messages"] = [{"role": "user", "content": request.prompt}]
+    else:
+        body["prompt"] = request.prompt
+    if with_options:
+        body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
+    optional: dict[str, tuple[object, object]] = {
+        "seed": (params.seed, None),
+        "stop": (list(params.stop), []),
+        "stop_token_ids": (list(params.stop_token_ids), []),
+        "top_k": (params.top_k, 0),
+        "ignore_eos": (params.ignore_eos, False),
+        "priority": (request.priority, 0),
+    }
+    return body | {name: value for name, (value, default) in optional.items() if value != default}
+
+
+def _message(body: bytes) -> str:
+    """What an error answer says: {"error": {"message": ...}} as OpenAI has it, or one of the forms of others."""
+    try:
+        found = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return ""
+    for name in ("error", "message", "detail"):
+        if isinstance(found, dict) and name in found:
+            found = found[name]
+    return found if isinstance(found, str) else ""
