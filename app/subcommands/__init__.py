@@ -1,6 +1,7 @@
 """The commands of the command line: their arguments, and what each of them does. A class for each."""
 
 from app.settings import CommandSettings
+from app.subcommands.attach import Attach
 from app.subcommands.config import Config
 from app.subcommands.dashboard import Play, Replay, Watch
 from app.subcommands.engine import Bench, Run, Verify
@@ -13,6 +14,7 @@ SUBCOMMANDS: dict[str, type[CommandSettings]] = {
     "play": Play,
     "compare": Compare,
     "replay": Replay,
+    "attach": Attach,
     "export": Export,
     "run": Run,
     "verify": Verify,

@@ -71,9 +71,10 @@ class Watch(Display, OnPresets):
     """Watch a real LLM inference engine think.
 
     Opens the dashboard. Other commands: `nanoviz presets` lists demos and `nanoviz play` plays one, `nanoviz replay`
-    plays a recording, `nanoviz compare` shows several runs side by side, `nanoviz export` makes files for other
-    programs, `nanoviz run` answers prompts and prints traces, `nanoviz verify` compares the engine with transformers,
-    `nanoviz bench` measures, `nanoviz config` shows the settings; each has its own --help.
+    plays a recording, `nanoviz attach` watches a running vLLM server, `nanoviz compare` shows several runs side by
+    side, `nanoviz export` makes files for other programs, `nanoviz run` answers prompts and prints traces, `nanoviz
+    verify` compares the engine with transformers, `nanoviz bench` measures, `nanoviz config` shows the settings; each
+    has its own --help.
     Every parameter can also be set as NANOVIZ_NAME in the environment or as name = value in the settings file; a flag
     wins over a variable, a variable over the file. Keys are bound in the file.
     """
