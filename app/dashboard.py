@@ -54,6 +54,7 @@ from engine.config import ConfigError, EngineConfig
 Opened = TypeVar("Opened", bound=Screen[Any])
 Result = TypeVar("Result")
 
+NOT_COMPARED = "A server elsewhere does not tell its steps; runs of our own engine can be compared."
 PAUSE = 3.0
 """Seconds between two scenes."""
 BRIEFLY = 2.5
@@ -422,6 +423,9 @@ class Dashboard(ThemedApp[int]):
             self._watch_from_the_start()
 
     async def action_compare(self) -> None:
+        if self.session.server:
+            self._say(NOT_COMPARED, "warning")
+            return
         compared = self.demo.comparison()
         await self._open(CompareScreen(compared.runs, compared.intro, compared.title, compared.axis))
 

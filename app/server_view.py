@@ -30,7 +30,7 @@ class ServerView:
         """Tokens that the prefix cache was asked for, and those that it had."""
         self.unit: Unit = "iteration"
         """What its tokens are told for."""
-        self.most_tokens = 1
+        self.most_tokens = 10
         """The most that a poll came to, an iteration or a second: the scale where the budget is unknown."""
         self.tree = PrefixTree()
 

@@ -120,6 +120,7 @@ class StepBar(msgspec.Struct, frozen=True, gc=False):
     cached: int
     """Tokens that the prefix cache saved at this step's admissions."""
     budget: int
+    """Or, of a server that does not tell it, the most that was seen."""
     num_preemptions: int
     num_changes: int = 0
     """Parameters that have another value from this step on."""
@@ -127,6 +128,7 @@ class StepBar(msgspec.Struct, frozen=True, gc=False):
     """The longest gap between two tokens of a request, of those that ended with this step, in seconds."""
     preempted_gap: float = 0.0
     """The same of requests that were preempted meanwhile, which are not in `gap`."""
+    has_budget: bool = True
 
     @property
     def total(self) -> int:
@@ -371,6 +373,7 @@ class EngineView:
                 poll.num_preemptions or 0,
                 num_changes,
                 (itl.mean if itl else None) or 0.0,
+                has_budget=known,
             )
         )
         self.totals.computed += (poll.num_prompt_tokens or 0) + (poll.num_generation_tokens or 0)

@@ -23,7 +23,7 @@ from app.panels.axis import WIDE_GUTTER, columns, gutter, scale
 from app.panels.panel import Panel, Part, heading
 from app.server_view import token_rates
 from app.text import fit
-from app.view import EngineView, StepBar
+from app.view import StepBar
 from app.words import short
 from engine.poll import Poll
 
@@ -49,8 +49,7 @@ class BudgetPanel(Panel):
         if not bars:
             return [*lines, [("a column for each step", style(DIM))]]
         top = max((bar.budget for bar in bars), default=0)
-        is_limited = self.view.server is None or _is_budget_known(self.view)
-        cells = [_column(bar, top, rows, is_limited=is_limited) for bar in bars]
+        cells = [_column(bar, top, rows) for bar in bars]
         gap = width - left - len(bars)
         numbers = self._numbers(" " if left == WIDE_GUTTER else "")
         for row in range(rows):
@@ -78,7 +77,7 @@ class BudgetPanel(Panel):
         if not self.view.bars:
             return []
         if self.view.poll:
-            return _numbers_of_poll(self.view, self.view.poll, space)
+            return _numbers_of_poll(self.view.poll, self.view.bars[-1], space)
         bar = self.view.bars[-1]
         numbers: list[Part] = [
             ("this step", style(DIM)),
@@ -92,12 +91,7 @@ class BudgetPanel(Panel):
         return numbers
 
 
-def _is_budget_known(view: EngineView) -> bool:
-    assert view.server is not None and view.poll is not None
-    return view.server.unit == "iteration" and view.poll.tells("max_num_batched_tokens")
-
-
-def _numbers_of_poll(view: EngineView, poll: Poll, space: str) -> list[Part]:
+def _numbers_of_poll(poll: Poll, bar: StepBar, space: str) -> list[Part]:
     """What an iteration of the shown poll computed, in the mean."""
     if poll.problem:
         return [("no answer", style(PREEMPTED))]
@@ -109,8 +103,8 @@ def _numbers_of_poll(view: EngineView, poll: Poll, space: str) -> list[Part]:
     ]
     if poll.num_cached_tokens:
         numbers.append((f"{_sign(CACHED, space)}{rates.cached:.1f} cached", style(CACHED)))
-    if _is_budget_known(view):
-        numbers.append((f"budget {view.bars[-1].budget:,}", style(DIM)))
+    if bar.has_budget:
+        numbers.append((f"budget {bar.budget:,}", style(DIM)))
     elif rates.unit == "iteration":
         numbers.append(("no budget told", style(DIM)))
     return numbers
@@ -132,15 +126,15 @@ def _sign(kind: str, space: str = " ") -> str:
 
 
 @cached
-def _column(bar: StepBar, top: int, rows: int, *, is_limited: bool) -> tuple[Part, ...]:
+def _column(bar: StepBar, top: int, rows: int) -> tuple[Part, ...]:
     """One step's cells, bottom first. A step is drawn again and again while it moves to the left, always the same."""
-    return _textures(bar, top, rows, is_limited) if is_textured() else _eighths(bar, top, rows, is_limited)
+    return _textures(bar, top, rows) if is_textured() else _eighths(bar, top, rows)
 
 
-def _textures(bar: StepBar, top: int, rows: int, is_limited: bool) -> tuple[Part, ...]:
+def _textures(bar: StepBar, top: int, rows: int) -> tuple[Part, ...]:
     amounts = {DECODE: bar.decode, PREFILL: bar.prefill, RECOMPUTE: bar.recompute, CACHED: bar.cached}
     sizes = whole(list(amounts.values()), top, rows)
-    limit = max(0, round(bar.budget * rows / top) - 1) if is_limited else None
+    limit = max(0, round(bar.budget * rows / top) - 1) if bar.has_budget else None
     return textured(list(zip(amounts, sizes, strict=True)), rows, limit)
 
 
@@ -168,7 +162,7 @@ def whole(amounts: Sequence[int], top: int, rows: int) -> list[int]:
     return sizes
 
 
-def _eighths(bar: StepBar, top: int, rows: int, is_limited: bool) -> tuple[Part, ...]:
+def _eighths(bar: StepBar, top: int, rows: int) -> tuple[Part, ...]:
     def level(tokens: int) -> int:
         exact = round(tokens * rows * 8 / top)
         return min(rows * 8, max(exact, 1) if tokens else 0)
@@ -177,7 +171,7 @@ def _eighths(bar: StepBar, top: int, rows: int, is_limited: bool) -> tuple[Part,
     total = level(bar.total)
     saved = level(bar.total + bar.cached)
     layers = ((0, decode, DECODE), (decode, prefill, PREFILL), (prefill, total, RECOMPUTE), (total, saved, CACHED))
-    return stacked(layers, rows, max(0, level(bar.budget) - 1) // 8 if is_limited else None)
+    return stacked(layers, rows, max(0, level(bar.budget) - 1) // 8 if bar.has_budget else None)
 
 
 def stacked(layers: Iterable[tuple[int, int, str]], rows: int, limit: int | None) -> tuple[Part, ...]:

@@ -6,6 +6,7 @@ A server tells no physical blocks: there is no map of them here, and no request 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import ceil
 
 from app.palette import BRIGHT, CACHED, DIM, FAINT, PREEMPTED, TEXT, WAITING, style
 from app.panels.panel import Part, heading, wrap_parts
@@ -55,7 +56,7 @@ def _bar(poll: Poll, width: int) -> Iterator[list[Part]]:
     """What requests hold. Cached blocks that nobody holds count as free."""
     if poll.kv_usage is None:
         return
-    held = min(width, -(-round(poll.kv_usage * width * 1000) // 1000))
+    held = width if poll.kv_usage >= 1 else min(width - 1, ceil(poll.kv_usage * width))
     look = style(PREEMPTED if poll.kv_usage >= FULL else TEXT)
     yield [(HELD * held, look), (FREE * (width - held), style(FAINT))]
 

@@ -94,8 +94,12 @@ class WhyScreen(ModalScreen[None]):
 
 def _terms(trace: StepTrace) -> Iterator[str]:
     """The terms that one has to know to follow the sentences about this step."""
-    if trace.preemptions:
+    if trace.poll:
+        yield "poll"
+    if trace.preemptions or (trace.poll and trace.poll.num_preemptions):
         yield "preemption"
+    if trace.poll and (trace.poll.num_hit_tokens or trace.poll.prefix_known):
+        yield "prefix cache"
     kinds = {item.kind for item in trace.scheduled}
     yield from (kind for kind in ("recompute", "prefill", "decode") if kind in kinds)
     cuts = {item.cut_by for item in trace.scheduled}
