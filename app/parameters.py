@@ -124,9 +124,8 @@ class Parameters:
 
     def look_at(self, config: EngineConfig, unknown: Iterable[str]) -> None:
         """They are those of a server elsewhere, and these of them it does not tell."""
-        if not self.is_elsewhere:
-            self.begin(config)
-        self.config, self.unknown, self.is_elsewhere = config, frozenset(unknown), True
+        self.start = self.config = config
+        self.unknown, self.is_elsewhere = frozenset(unknown), True
 
     def forget(self) -> None:
         """The engine has ended, and with it what was asked of it."""
