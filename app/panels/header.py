@@ -136,7 +136,7 @@ def _server(server: Server) -> list[tuple[int, list[Part]]]:
     groups: list[tuple[int, list[Part]]] = [(4, [(f" {what}", style(TEXT))])]
     groups.append((8, [(f" {printable(server.url)}", style(DIM))]))
     if server.read_only:
-        groups.append((9, [(" read-only", style(WAITING))]))
+        groups.append((3, [(" read-only", style(WAITING))]))
     if not server.is_tested:
-        groups.append((9, [(" untested", style(WAITING))]))
+        groups.append((5, [(" untested", style(WAITING))]))
     return groups

@@ -36,7 +36,7 @@ def server_cache(view: EngineView, poll: Poll, width: int, height: int) -> list[
     lines = [_heading(view, poll, width)]
     lines += _bar(poll, width)
     if poll.prefix_known:
-        return lines + _tree(view, poll, width, height - len(lines))
+        return [*lines, *_tree(view, poll, width, height - len(lines))][:height]
     why = poll.prefix_hint or f"which block holds what: {NOT_TOLD}"
     return [*lines, *wrap_parts([(printable(why), style(DIM))], width, indent=2)]
 

@@ -37,13 +37,18 @@ class Attach(Display):
         parser.add_argument("--record", type=expanded, metavar="FILE", help="write all polls to a new file")
 
     def execute(self, arguments: Namespace) -> int:
+        from app.attach.address import kv_address, server_url
         from app.attach.source import AttachedServer
         from app.protocol import EngineOptions
         from app.session import Source
 
+        url = server_url(arguments.url)
+        if arguments.kv_events:
+            kv_address(arguments.kv_events)
+
         def attach(_: EngineOptions) -> Source:
             return AttachedServer(
-                arguments.url,
+                url,
                 key=os.environ.get(API_KEY, ""),
                 read_only=arguments.read_only,
                 interval=arguments.interval,
@@ -51,7 +56,7 @@ class Attach(Display):
             )
 
         with started(arguments.record, attach) as start:
-            return self.show(EngineOptions(arguments.url, "auto", "cpu", 1, EngineConfig()), start)
+            return self.show(EngineOptions(url, "auto", "cpu", 1, EngineConfig()), start)
 
 
 def _seconds(text: str) -> float:
