@@ -36,7 +36,7 @@ class Banner(Panel):
                 lines[MAX_LINES - 1 :] = [[("  … the rest is in worker.log in nanoviz's log folder", style(DIM))]]
             return [*lines, keys]
         if self.progress is None:
-            text = f"✗ {printable(self.problem)}; it is asked again and again"
+            text = f"✗ {printable(self.problem).rstrip('.')}; it is asked again and again"
             return wrap_parts([(text, style(PREEMPTED, bold=True))], max(20, width), indent=2) if self.problem else []
         what, done, total = self.progress.what, self.progress.done, self.progress.total
         line: list[Part] = [(f"… {printable(what)} ", style(BRIGHT))]

@@ -33,6 +33,8 @@ Row = tuple[list[Part], int]
 def server_cache(view: EngineView, poll: Poll, width: int, height: int) -> list[list[Part]]:
     """Lines for a panel of this size."""
     assert view.trace is not None and view.server is not None
+    if poll.problem:
+        return [heading("KV cache", "", width), [("no answer", style(DIM))]]
     lines = [_heading(view, poll, width)]
     lines += _bar(poll, width)
     if poll.prefix_known:
@@ -43,7 +45,7 @@ def server_cache(view: EngineView, poll: Poll, width: int, height: int) -> list[
 
 def _heading(view: EngineView, poll: Poll, width: int) -> list[Part]:
     if poll.kv_usage is None:
-        return heading("KV cache", "" if poll.problem else NOT_TOLD, width)
+        return heading("KV cache", NOT_TOLD, width)
     if not poll.tells("num_blocks"):
         return heading(f"KV cache {percent(poll.kv_usage)} held", "per poll", width)
     assert view.config is not None
