@@ -45,18 +45,25 @@ class Readings:
             if isfinite(sample.value):
                 self._values[sample.name].append((sample.labels, sample.value))
 
-    def __bool__(self) -> bool:
-        return bool(self._values)
+    def where(self, **labels: str) -> Readings:
+        """Without those that have one of these labels with another value."""
+        left = Readings("", ())
+        for name, values in self._values.items():
+            kept = [(own, value) for own, value in values if all(own.get(n, v) == v for n, v in labels.items())]
+            left._values[name] = kept
+        return left
 
     def by_label(self, label: str) -> dict[str, Readings]:
-        """Those that have this label, by its value; all of them as "0" if none has."""
+        """Those that have this label, by its value. All of them if it has one value only, and as "0" if no other."""
         parts: dict[str, Readings] = {}
         for name, values in self._values.items():
             for labels, value in values:
                 if label in labels:
                     part = parts.setdefault(labels[label], Readings("", ()))
                     part._values[name].append((labels, value))
-        return dict(sorted(parts.items(), key=lambda item: (len(item[0]), item[0]))) or {"0": self}
+        if len(parts) < 2:
+            return {next(iter(parts), "0"): self}
+        return dict(sorted(parts.items(), key=lambda item: (len(item[0]), item[0])))
 
     def _named(self, names: Iterable[str]) -> list[tuple[_Labels, float]]:
         """The values of the first of these names that there is."""

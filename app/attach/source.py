@@ -14,8 +14,8 @@ from msgspec.structs import replace
 from app import protocol
 from app.attach import facts, publishers
 from app.attach.address import kv_address, server_url
-from app.attach.connection import Connection, Trouble, cleaned
-from app.attach.dialects import Dialect, dialect_of
+from app.attach.connection import METRICS, NEEDED_FLAGS, Connection, Trouble, cleaned
+from app.attach.dialects import VLLM, Dialect, dialect_of
 from app.attach.difference import poll_of
 from app.attach.facts import Facts
 from app.attach.kv_events import KvListener
@@ -211,11 +211,11 @@ class AttachedServer:
     async def _look(self) -> None:
         """Take a sample, and tell what happened since the last one. Raises Trouble."""
         started = self._clock()
-        text = await self._connection.text("/metrics")
+        text = await self._connection.text(METRICS)
         seconds = self._clock() - started
         dialect = dialect_of(text)
         if dialect is None:
-            raise Trouble("answers, but is no vLLM, SGLang or llama.cpp server: its metrics are unknown")
+            raise Trouble(f"answers, but with no metrics of a vLLM, SGLang or llama.cpp server ({NEEDED_FLAGS})")
         try:
             sample = dialect.read(Readings(text, dialect.names))
         except ValueError as error:
@@ -240,7 +240,7 @@ class AttachedServer:
             self._put(protocol.Notice(f"{self.url} is another server now: {self._facts.name}."))
         if self._facts.complaint and (before is None or before.complaint != self._facts.complaint):
             self._put(protocol.Notice(f"{self.url} {self._facts.complaint}."))
-        if dialect.kind == "vLLM":
+        if dialect is VLLM:
             self._tasks.create_task(self._ask_more(self._facts))
         await self._listen(sample)
 
