@@ -197,7 +197,8 @@ def _op(event: object, rank: str) -> PrefixOp | None:
         return None
     match event.get("type"):
         case "BlockStored":
-            return PrefixOp("store", _hashes(event), _hash(event.get("parent_block_hash")), rank)
+            parent = event.get("parent_block_hash")
+            return PrefixOp("store", _hashes(event), "" if parent is None else _hash(parent), rank)
         case "BlockRemoved":
             return PrefixOp("remove", _hashes(event), rank=rank)
         case "AllBlocksCleared":
@@ -211,7 +212,9 @@ def _hashes(event: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _hash(value: object) -> str:
-    """In hexadecimal digits. vLLM's are numbers of 64 bits, or bytes; None stands for none."""
+    """In hexadecimal digits. vLLM's are numbers of 64 bits, or bytes. Raises TypeError for anything else."""
     if isinstance(value, int):
         return f"{value % (1 << 64):016x}"
-    return value.hex() if isinstance(value, bytes) else ""
+    if isinstance(value, bytes):
+        return value.hex()
+    raise TypeError(f"{value!r} is no hash")

@@ -23,9 +23,11 @@ from starlette.types import Receive, Scope, Send
 
 from app.attach.source import AttachedServer
 from app.protocol import Event, Stepped
+from app.session import Source
 from engine.trace import StepTrace
 
 DATA = Path(__file__).parent.parent / "data" / "attach"
+CERTIFICATE = DATA / "self-signed.pem"
 FCFS, PRIORITY = "a-fcfs-kv-events", "b-priority-iterations"
 MODEL = "smollm2-135m-instruct"
 PAUSE = 0.01
@@ -72,7 +74,7 @@ def frames() -> list[tuple[bytes, bytes, bytes]]:
 class CapturedServer:
     """On a free port from `start` to `stop`. What it answers can be changed at any time: `answers` by path."""
 
-    def __init__(self, folder: str = FCFS, texts: Iterable[str] = ()) -> None:
+    def __init__(self, folder: str = FCFS, texts: Iterable[str] = (), *, is_secure: bool = False) -> None:
         self.texts = list(texts) or [metrics(folder, "before")]
         """Of /metrics: each look gets the next, and the last one again and again."""
         self.asked: list[tuple[str, str]] = []
@@ -92,14 +94,17 @@ class CapturedServer:
             self.answers[f"/{path}"] = saying(data(folder, f"{path.rpartition('/')[2]}.json"))
         self._socket = _bound(0)
         self.port = self._socket.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.url = f"http{'s' if is_secure else ''}://127.0.0.1:{self.port}"
+        self._certificate = CERTIFICATE if is_secure else None
         self._app = Starlette(routes=[Route("/{path:path}", self._answer, methods=["GET", "POST"])])
 
     def start(self) -> None:
         if self._socket.fileno() < 0:
             self._socket = _bound(self.port)
         self._socket.listen()
-        config = uvicorn.Config(self._app, log_level="critical", lifespan="off", ws="none")
+        config = uvicorn.Config(
+            self._app, log_level="critical", lifespan="off", ws="none", ssl_certfile=self._certificate
+        )
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, args=([self._socket],), daemon=True)
         self._thread.start()
@@ -229,7 +234,7 @@ class Publisher:
 class Watch:
     """What an attached server has said so far."""
 
-    def __init__(self, source: AttachedServer) -> None:
+    def __init__(self, source: Source) -> None:
         self.source = source
         self.events: list[Event] = []
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,11 +14,14 @@ from app import protocol
 from app.attach import connection
 from app.attach.source import NOT_OURS, READ_ONLY, AttachedServer
 from app.protocol import AddRequest, Loading, Notice, PaceSet, Ready, Refused
+from app.recorded import Recorded, Recordings
+from app.recording import Recording
 from engine.config import EngineConfig
 from engine.poll import Poll
 from engine.request import SamplingParams
 from engine.trace import StepTrace, decode, encode
 from tests.app.captured_server import (
+    CERTIFICATE,
     DATA,
     FCFS,
     MODEL,
@@ -88,11 +92,11 @@ def test_what_a_vllm_tells_of_itself() -> None:
     assert first.poll and not first.poll.tells("max_num_seqs") and first.poll.tells("num_blocks")
     assert first.num_free_blocks == 48
     assert second.num_free_blocks == 2
-    assert second.poll and third.poll
+    assert second.poll and third.poll and third.poll.num_generation_tokens
     assert (second.poll.num_prompt_tokens, second.poll.num_cached_tokens) == (357, 1248)
     assert second.poll.num_generation_tokens == 1353
     assert [sum(poll.latencies[of].count for poll in polls(watch)[1:]) for of in ("ttft", "e2e")] == [25, 24]
-    assert third.poll.latencies["itl"].count == 3255 - 25 - (1353 - 16)
+    assert third.poll.latencies["itl"].count == third.poll.num_generation_tokens - third.poll.latencies["ttft"].count
     assert third.started >= second.started
     assert [decode(encode(trace)) for trace in watch.traces] == watch.traces
 
@@ -181,7 +185,7 @@ def test_a_server_that_does_not_answer_is_not_asked_twice_at_a_time(monkeypatch:
     monkeypatch.setattr(connection, "ANSWER_SECONDS", 0.2)
     with CapturedServer() as server:
         server.answers["/metrics"] = server.hang
-        with attached(server) as watch:
+        with attached(server, interval=0.5) as watch:  # time for the server to see that it was given up
             watch.until(lambda: len(server.asked) > 2)
             assert server.most_open == 1
             assert "gives no answer within 0.2 s; trying again" in watch.of(Loading)[1].what
@@ -221,6 +225,38 @@ def test_counters_that_fell_are_a_restart() -> None:
     assert fallen.num_running == looks[50]["num_requests_running"]
     assert not risen.restarted
     assert risen.num_generation_tokens == (looks[100]["generation_tokens_total"] - looks[50]["generation_tokens_total"])
+
+
+def test_a_certificate_has_to_be_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+    with CapturedServer(is_secure=True) as server:
+        with attached(server) as watch:
+            watch.until(lambda: len(watch.of(Loading)) == 2)
+        assert "has a TLS certificate that is not trusted (self-signed certificate): SSL_CERT_FILE" in (
+            watch.of(Loading)[1].what
+        )
+        monkeypatch.setenv("SSL_CERT_FILE", str(CERTIFICATE))
+        with attached(server) as watch:
+            watch.until(lambda: watch.traces)
+    assert watch.of(Ready)[0].server.url == server.url
+
+
+def test_a_server_without_tls_is_not_asked_with_it() -> None:
+    with CapturedServer() as server, attached(server.url.replace("http:", "https:")) as watch:
+        watch.until(lambda: len(watch.of(Loading)) == 2)
+    assert "does not speak TLS: is its address one with http:// ?" in watch.of(Loading)[1].what
+
+
+def test_what_it_tells_can_be_recorded_and_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "attached.jsonl.gz"
+    with CapturedServer(texts=map(as_metrics, series(FCFS)[40:60])) as server, attached(server) as watch:
+        recordings = Recordings(path)
+        watch.source = Recorded(watch.source, recordings)
+        watch.more(5)
+        recordings.close()
+    recording = Recording(path)
+    assert recording.traces == watch.traces
+    assert recording.engine.server == watch.of(Ready)[0].server
 
 
 # The key.
