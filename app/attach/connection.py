@@ -12,7 +12,7 @@ import httpx
 import msgspec
 
 from app.attach.address import AttachError
-from app.text import printable
+from app.attach.cleaning import cleaned
 from engine.progress import one_line
 
 KEY_VARIABLE = "NANOVIZ_API_KEY"
@@ -47,7 +47,7 @@ class Connection:
     """
 
     def __init__(self, url: str, key: str) -> None:
-        self.url = url
+        key = key.strip()
         self._has_key = bool(key)
         if not (key.isascii() and key.isprintable()):
             raise AttachError(f"{KEY_VARIABLE} holds characters that no key can have.")
@@ -101,12 +101,6 @@ class Connection:
         else:
             what = f"answers with an error: {status} {httpx.codes.get_reason_phrase(status).lower()}".rstrip()
         return Refusal(what, status)
-
-
-def cleaned(text: str, length: int = 300) -> str:
-    """What a server wrote, as a part of a sentence: one line, cut, and nothing that a terminal would obey."""
-    line = " ".join(text.split())
-    return printable(line if len(line) <= length else f"{line[: length - 1]}…")
 
 
 async def read_all(response: httpx.Response) -> bytes:

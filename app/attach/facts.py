@@ -8,7 +8,8 @@ from typing import Any
 
 import msgspec
 
-from app.attach.connection import Answer, Connection, Refusal, cleaned
+from app.attach.cleaning import cleaned
+from app.attach.connection import Answer, Connection, Refusal
 from app.attach.dialects import LLAMA_CPP, VLLM, Dialect
 from app.attach.metrics import Sample
 from engine.config import EngineConfig

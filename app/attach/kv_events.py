@@ -94,7 +94,7 @@ class _Publisher:
 
     async def listen(self, context: zmq.asyncio.Context) -> None:
         try:
-            with self._socket(context, zmq.SUB) as socket:
+            with _socket(context, zmq.SUB, self._address.endpoint) as socket:
                 socket.subscribe(b"")
                 if "*" in self._address.endpoint:
                     socket.bind(self._address.endpoint)
@@ -108,15 +108,6 @@ class _Publisher:
                     await asyncio.sleep(0)  # receiving what is there already lets nobody else have a turn
         except zmq.ZMQError as error:
             self.problem = f"KV events cannot be heard at {self._address.endpoint}: {one_line(error).lower()}."
-
-    def _socket(self, context: zmq.asyncio.Context, kind: int) -> zmq.asyncio.Socket:
-        socket = context.socket(kind)
-        socket.linger = 0
-        socket.rcvhwm = MAX_MESSAGES
-        socket.maxmsgsize = MAX_MESSAGE_BYTES
-        # With IPv6 a name may stand for an address at which nobody listens.
-        socket.ipv6 = "[" in self._address.endpoint
-        return socket
 
     async def _take(self, context: zmq.asyncio.Context, sequence: int, body: bytes) -> None:
         """The next message, one that was had already, one behind a gap, or the first ones of a new server."""
@@ -137,7 +128,7 @@ class _Publisher:
             return
         first = None
         # Answers end with a message of their own: a DEALER gets them all, a REQ only the first.
-        with self._socket(context, zmq.DEALER) as socket:
+        with _socket(context, zmq.DEALER, self._address.replay) as socket:
             socket.connect(self._address.replay)
             await socket.send_multipart([b"", self._next.to_bytes(8, "big")])
             while True:
@@ -178,6 +169,16 @@ class _Publisher:
         if self._num_hashes > MAX_HASHES:
             self._ops, self._num_hashes = [PrefixOp("clear", rank=self.rank)], 0
             self.is_whole = False
+
+
+def _socket(context: zmq.asyncio.Context, kind: int, endpoint: str) -> zmq.asyncio.Socket:
+    socket = context.socket(kind)
+    socket.linger = 0
+    socket.rcvhwm = MAX_MESSAGES
+    socket.maxmsgsize = MAX_MESSAGE_BYTES
+    # Otherwise a name may stand for an address of IPv6, at which nobody listens.
+    socket.ipv6 = "[" in endpoint
+    return socket
 
 
 def _decoded(body: bytes, rank: str) -> tuple[float, list[PrefixOp]] | None:

@@ -26,7 +26,7 @@ def read(readings: Readings) -> Sample:
     rank = Rank(
         num_running=readings.count("llamacpp:requests_processing"),
         num_waiting=readings.count("llamacpp:requests_deferred"),
-        kv_usage=readings.value("llamacpp:kv_cache_usage_ratio"),
+        kv_usage=readings.share("llamacpp:kv_cache_usage_ratio"),
         num_iterations=readings.count("llamacpp:n_decode"),
         num_prompt_tokens=readings.count("llamacpp:prompt_tokens"),
         num_generation_tokens=readings.count("llamacpp:tokens_predicted"),

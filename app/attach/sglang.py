@@ -68,7 +68,7 @@ def _rank(name: str, readings: Readings) -> Rank:
         name=name,
         num_running=readings.count("sglang:num_running_reqs"),
         num_waiting=readings.count("sglang:num_queue_reqs"),
-        kv_usage=readings.value("sglang:token_usage"),
+        kv_usage=readings.share("sglang:token_usage"),
         num_prompt_tokens=computed,
         num_cached_tokens=cached,
         num_generation_tokens=readings.count("sglang:generation_tokens") if generated is None else generated,
