@@ -69,7 +69,8 @@ class Rank(_Part, frozen=True):
     num_iterations: int | None = None
     """Engine steps."""
     num_prompt_tokens: int | None = None
-    """Of prompts, computed; a prompt counts in the iteration of its first output token."""
+    """Of prompts, computed; a prompt counts in the iteration of its first output token. Those found in the prefix cache
+    may be among them if `num_cached_tokens` is None: not every server tells them apart."""
     num_cached_tokens: int | None = None
     """Of the same prompts, found in the prefix cache."""
     num_generation_tokens: int | None = None

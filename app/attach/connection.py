@@ -12,7 +12,7 @@ import httpx
 import msgspec
 
 from app.attach.address import AttachError
-from app.text import printable
+from app.attach.cleaning import cleaned
 from engine.progress import one_line
 
 KEY_VARIABLE = "NANOVIZ_API_KEY"
@@ -22,7 +22,8 @@ MAX_BYTES = 16 << 20
 """Of an answer. vLLM's metrics are some 64 KiB for each of its engines."""
 MAX_STREAMS = 512
 """Of our own requests open at once; each is a connection."""
-NEEDED_FLAGS = "vLLM has it always, SGLang with --enable-metrics, llama.cpp with --metrics"
+METRICS = "/metrics"
+NEEDED_FLAGS = "SGLang has them with --enable-metrics, llama.cpp with --metrics"
 
 Answer = TypeVar("Answer")
 
@@ -31,36 +32,54 @@ class Trouble(Exception):
     """A server that gives no proper answer; the text says what it does instead, without naming it."""
 
 
+class Refusal(Trouble):
+    """A server that answers, but not with what it was asked for."""
+
+    def __init__(self, what: str, status: int) -> None:
+        super().__init__(what)
+        self.wants_key = status in (401, 403)
+
+
 class Connection:
-    """To one server, by its URL. A key goes with every question to it, and nowhere else: no redirect is followed."""
+    """To one server, by its URL. A key goes with every question to it, and nowhere else: no redirect is followed.
+
+    Raises AttachError for a URL, a key or an environment with which nothing can be asked.
+    """
 
     def __init__(self, url: str, key: str) -> None:
-        self.url = url
+        key = key.strip()
         self._has_key = bool(key)
         if not (key.isascii() and key.isprintable()):
             raise AttachError(f"{KEY_VARIABLE} holds characters that no key can have.")
         # A compressed answer would cost the server more than it saves.
         headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {})
         limits = httpx.Limits(max_connections=MAX_STREAMS + 8, max_keepalive_connections=8)
-        self.http = httpx.AsyncClient(
-            base_url=url, headers=headers, limits=limits, timeout=httpx.Timeout(None, connect=ANSWER_SECONDS)
-        )
+        timeout = httpx.Timeout(None, connect=ANSWER_SECONDS)
+        try:
+            self.http = httpx.AsyncClient(base_url=url, headers=headers, limits=limits, timeout=timeout)
+        except (httpx.InvalidURL, ValueError, ImportError, OSError) as error:
+            # The last ones are about proxies and certificates that the environment names.
+            raise AttachError(f"{url} cannot be asked anything: {one_line(error)}.") from None
 
     async def text(self, path: str) -> str:
         """What stands there. Raises Trouble."""
         return (await self._get(path)).decode("utf-8", "replace")
 
-    async def json(self, path: str, kind: type[Answer], seconds: float = ANSWER_SECONDS) -> Answer | None:
-        """What stands there in JSON; None if the server has nothing of that kind there. Raises Trouble if it has gone
-        away, or wants a key."""
+    async def json(self, path: str, kind: type[Answer], seconds: float | None = None) -> Answer | None:
+        """What stands there in JSON; None if the server has nothing of that kind there. `seconds` if it may take longer
+        than usual. Raises Trouble if it has gone away, and Refusal if it wants a key."""
         try:
             return msgspec.json.decode(await self._get(path, seconds), type=kind)
-        except (_Missing, msgspec.DecodeError, UnicodeDecodeError):
-            return None
+        except Refusal as refusal:
+            if refusal.wants_key:
+                raise
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            pass
+        return None
 
-    async def _get(self, path: str, seconds: float = ANSWER_SECONDS) -> bytes:
+    async def _get(self, path: str, seconds: float | None = None) -> bytes:
         try:
-            async with asyncio.timeout(seconds), self.http.stream("GET", path) as response:
+            async with asyncio.timeout(seconds or ANSWER_SECONDS), self.http.stream("GET", path) as response:
                 body = await read_all(response)
         except (httpx.HTTPError, httpx.StreamError, OSError) as error:
             raise Trouble(why(error)) from None
@@ -68,30 +87,20 @@ class Connection:
             return body
         raise self.refusal(response, path)
 
-    def refusal(self, response: httpx.Response, path: str) -> Trouble:
+    def refusal(self, response: httpx.Response, path: str) -> Refusal:
         """What an answer means that is none."""
         status = response.status_code
-        if status in (401, 403) and self._has_key:
-            return Trouble(f"does not accept the key in {KEY_VARIABLE}")
         if status in (401, 403):
-            return Trouble(f"wants an API key: set {KEY_VARIABLE}")
-        if response.is_redirect:
+            does = "does not accept the key in" if self._has_key else "wants an API key: set"
+            what = f"{does} {KEY_VARIABLE}"
+        elif response.is_redirect:
             place = cleaned(response.headers.get("location", "nowhere"), 100)
-            return Trouble(f"sends elsewhere, to {place}: attach to that, if it is meant")
-        if status in (404, 405, 501):
-            return _Missing(f"answers, but has no {path} ({NEEDED_FLAGS})")
-        name = httpx.codes.get_reason_phrase(status).lower()
-        return (Trouble if status >= 500 else _Missing)(f"answers with an error: {status} {name}".rstrip())
-
-
-class _Missing(Trouble):
-    """A server that is well, but does not have what it was asked for."""
-
-
-def cleaned(text: str, length: int = 300) -> str:
-    """What a server wrote, as a part of a sentence: one line, cut, and nothing that a terminal would obey."""
-    line = " ".join(text.split())
-    return printable(line if len(line) <= length else f"{line[: length - 1]}…")
+            what = f"sends elsewhere, to {place}: attach to that, if it is meant"
+        elif status in (404, 405, 501):
+            what = f"answers, but has no {path}{f' ({NEEDED_FLAGS})' if path == METRICS else ''}"
+        else:
+            what = f"answers with an error: {status} {httpx.codes.get_reason_phrase(status).lower()}".rstrip()
+        return Refusal(what, status)
 
 
 async def read_all(response: httpx.Response) -> bytes:
@@ -118,7 +127,7 @@ def why(error: BaseException) -> str:
             case ConnectionRefusedError():
                 return "does not answer: connection refused"
             case TimeoutError() | httpx.TimeoutException():
-                return f"gives no answer within {ANSWER_SECONDS:.0f} s"
+                return f"gives no answer within {ANSWER_SECONDS:g} s"
     if isinstance(error, httpx.ConnectError):
         return f"cannot be reached: {cleaned(one_line(error), 100)}"
     return f"broke off its answer: {cleaned(one_line(error), 100)}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from app.attach import vllm
+from app.attach import llama_cpp, sglang, vllm
 from app.attach.metrics import Readings, Sample
 
 
@@ -23,10 +23,12 @@ class Dialect:
     """Whether this was tried with such a server, or only follows its documentation and source."""
 
 
-DIALECTS = (Dialect("vLLM", vllm.PREFIX, vllm.NAMES, vllm.read, True),)
+VLLM = Dialect("vLLM", vllm.PREFIX, vllm.NAMES, vllm.read, is_tested=True)
+SGLANG = Dialect("SGLang", sglang.PREFIX, sglang.NAMES, sglang.read, is_tested=False)
+LLAMA_CPP = Dialect("llama.cpp", llama_cpp.PREFIX, llama_cpp.NAMES, llama_cpp.read, is_tested=False)
 
 
 def dialect_of(text: str) -> Dialect | None:
     """The one that a /metrics text is written in; None if it is none of these."""
     lines = text.splitlines()
-    return next((one for one in DIALECTS if any(line.startswith(one.prefix) for line in lines)), None)
+    return next((one for one in (VLLM, SGLANG, LLAMA_CPP) if any(line.startswith(one.prefix) for line in lines)), None)

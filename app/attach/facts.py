@@ -8,8 +8,9 @@ from typing import Any
 
 import msgspec
 
-from app.attach.connection import Connection, Trouble, cleaned
-from app.attach.dialects import Dialect
+from app.attach.cleaning import cleaned
+from app.attach.connection import Answer, Connection, Refusal
+from app.attach.dialects import LLAMA_CPP, VLLM, Dialect
 from app.attach.metrics import Sample
 from engine.config import EngineConfig
 
@@ -43,6 +44,16 @@ class _Models(msgspec.Struct):
 
 class _Version(msgspec.Struct):
     version: str
+
+
+class _Props(msgspec.Struct):
+    build_info: str
+
+
+class _Slot(msgspec.Struct):
+    """Of llama.cpp. What else stands there, such as a prompt, is not even read."""
+
+    n_ctx: int
 
 
 class _ServerInfo(msgspec.Struct):
@@ -80,23 +91,35 @@ class Facts:
 
 async def ask(connection: Connection, dialect: Dialect, sample: Sample) -> Facts:
     """Ask what such a server answers at once. Raises Trouble if it goes away meanwhile."""
-    complaint = ""
-    models = version = sources = None
-    try:
-        models = await connection.json("/v1/models", _Models)
-    except Trouble as trouble:  # vLLM guards what begins with /v1, and not its metrics
-        complaint = str(trouble)
-    if dialect.kind == "vLLM":
-        version = await connection.json("/version", _Version)
-        sources = await connection.json("/kv_event_sources", dict[str, KvSource])
-    first = models.data[0] if models and models.data else _Model(sample.model)
+    complaint = version = ""
+    sources = None
     told: dict[str, Any] = dict(sample.config)
+
+    async def answer(path: str, kind: type[Answer]) -> Answer | None:
+        nonlocal complaint
+        try:
+            return await connection.json(path, kind)
+        except Refusal as refusal:  # vLLM guards what begins with /v1 with its key, and not its metrics
+            complaint = str(refusal)
+            return None
+
+    models = await answer("/v1/models", _Models)
+    first = models.data[0] if models and models.data else _Model(sample.model)
     if first.max_model_len is not None:
         told["max_model_len"] = first.max_model_len
+    if dialect is VLLM:
+        if found := await answer("/version", _Version):
+            version = found.version
+        sources = await answer("/kv_event_sources", dict[str, KvSource])
+    elif dialect is LLAMA_CPP:
+        if props := await answer("/props", _Props):
+            version = props.build_info
+        if slots := await answer("/slots", list[_Slot]):
+            told |= {"max_num_seqs": len(slots), "max_model_len": slots[0].n_ctx}
     config, unknown = configured(told)
     return Facts(
         kind=OURS if first.owned_by == OURS else dialect.kind,
-        version=cleaned(version.version, 40) if version else "",
+        version=cleaned(version, 40),
         model=first.id,
         config=config,
         unknown=unknown,

@@ -94,7 +94,7 @@ class _Publisher:
 
     async def listen(self, context: zmq.asyncio.Context) -> None:
         try:
-            with self._socket(context, zmq.SUB) as socket:
+            with _socket(context, zmq.SUB, self._address.endpoint) as socket:
                 socket.subscribe(b"")
                 if "*" in self._address.endpoint:
                     socket.bind(self._address.endpoint)
@@ -108,15 +108,6 @@ class _Publisher:
                     await asyncio.sleep(0)  # receiving what is there already lets nobody else have a turn
         except zmq.ZMQError as error:
             self.problem = f"KV events cannot be heard at {self._address.endpoint}: {one_line(error).lower()}."
-
-    def _socket(self, context: zmq.asyncio.Context, kind: int) -> zmq.asyncio.Socket:
-        socket = context.socket(kind)
-        socket.linger = 0
-        socket.rcvhwm = MAX_MESSAGES
-        socket.maxmsgsize = MAX_MESSAGE_BYTES
-        # With IPv6 a name may stand for an address at which nobody listens.
-        socket.ipv6 = "[" in self._address.endpoint
-        return socket
 
     async def _take(self, context: zmq.asyncio.Context, sequence: int, body: bytes) -> None:
         """The next message, one that was had already, one behind a gap, or the first ones of a new server."""
@@ -137,7 +128,7 @@ class _Publisher:
             return
         first = None
         # Answers end with a message of their own: a DEALER gets them all, a REQ only the first.
-        with self._socket(context, zmq.DEALER) as socket:
+        with _socket(context, zmq.DEALER, self._address.replay) as socket:
             socket.connect(self._address.replay)
             await socket.send_multipart([b"", self._next.to_bytes(8, "big")])
             while True:
@@ -180,6 +171,16 @@ class _Publisher:
             self.is_whole = False
 
 
+def _socket(context: zmq.asyncio.Context, kind: int, endpoint: str) -> zmq.asyncio.Socket:
+    socket = context.socket(kind)
+    socket.linger = 0
+    socket.rcvhwm = MAX_MESSAGES
+    socket.maxmsgsize = MAX_MESSAGE_BYTES
+    # Otherwise a name may stand for an address of IPv6, at which nobody listens.
+    socket.ipv6 = "[" in endpoint
+    return socket
+
+
 def _decoded(body: bytes, rank: str) -> tuple[float, list[PrefixOp]] | None:
     """When a message was sent and what it says, without what is unknown here; None if nothing can be made of it."""
     try:
@@ -197,7 +198,8 @@ def _op(event: object, rank: str) -> PrefixOp | None:
         return None
     match event.get("type"):
         case "BlockStored":
-            return PrefixOp("store", _hashes(event), _hash(event.get("parent_block_hash")), rank)
+            parent = event.get("parent_block_hash")
+            return PrefixOp("store", _hashes(event), "" if parent is None else _hash(parent), rank)
         case "BlockRemoved":
             return PrefixOp("remove", _hashes(event), rank=rank)
         case "AllBlocksCleared":
@@ -211,7 +213,9 @@ def _hashes(event: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _hash(value: object) -> str:
-    """In hexadecimal digits. vLLM's are numbers of 64 bits, or bytes; None stands for none."""
+    """In hexadecimal digits. vLLM's are numbers of 64 bits, or bytes. Raises TypeError for anything else."""
     if isinstance(value, int):
         return f"{value % (1 << 64):016x}"
-    return value.hex() if isinstance(value, bytes) else ""
+    if isinstance(value, bytes):
+        return value.hex()
+    raise TypeError(f"{value!r} is no hash")

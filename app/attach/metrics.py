@@ -6,13 +6,16 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from math import inf, isfinite
+from math import inf
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from app.attach.cleaning import cleaned
 from engine.poll import Histogram, Measured, Rank
 
 _Labels = Mapping[str, str]
+_MOST = 1 << 53
+"""Nothing that is counted comes near; numbers from here on are not exact any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +36,8 @@ class Readings:
     """Of a text in Prometheus' format the metrics whose names begin with one of these.
 
     Several values of a name, one for each of its labels, are added. Older clients of Prometheus leave out the `_total`
-    of a counter's name: names are asked for without it. Raises ValueError for a text that is not in that format.
+    of a counter's name: names are asked for without it. What is below zero, or no number, is not there. Raises
+    ValueError for a text that is not in that format.
     """
 
     def __init__(self, text: str, names: tuple[str, ...]) -> None:
@@ -42,21 +46,28 @@ class Readings:
         families = text_string_to_metric_families("\n".join([*lines, ""]))
         self._values: dict[str, list[tuple[_Labels, float]]] = defaultdict(list)
         for sample in (sample for family in families for sample in family.samples):
-            if isfinite(sample.value):
+            if 0 <= sample.value < _MOST:
                 self._values[sample.name].append((sample.labels, sample.value))
 
-    def __bool__(self) -> bool:
-        return bool(self._values)
+    def where(self, **labels: str) -> Readings:
+        """Without those that have one of these labels with another value."""
+        left = Readings("", ())
+        for name, values in self._values.items():
+            kept = [(own, value) for own, value in values if all(own.get(n, v) == v for n, v in labels.items())]
+            left._values[name] = kept
+        return left
 
     def by_label(self, label: str) -> dict[str, Readings]:
-        """Those that have this label, by its value; all of them as "0" if none has."""
+        """Those that have this label, by its value. All of them if it has one value only, and as "0" if no other."""
         parts: dict[str, Readings] = {}
         for name, values in self._values.items():
             for labels, value in values:
                 if label in labels:
-                    part = parts.setdefault(labels[label], Readings("", ()))
+                    part = parts.setdefault(cleaned(labels[label], 40), Readings("", ()))
                     part._values[name].append((labels, value))
-        return dict(sorted(parts.items(), key=lambda item: (len(item[0]), item[0]))) or {"0": self}
+        if len(parts) < 2:
+            return {next(iter(parts), "0"): self}
+        return dict(sorted(parts.items(), key=lambda item: (len(item[0]), item[0])))
 
     def _named(self, names: Iterable[str]) -> list[tuple[_Labels, float]]:
         """The values of the first of these names that there is."""
@@ -73,13 +84,18 @@ class Readings:
         counts: Counter[str] = Counter()
         for labels, value in self._named(names):
             if label in labels:
-                counts[labels[label]] += round(value)
+                counts[cleaned(labels[label], 40)] += round(value)
         return dict(counts) or None
 
     def value(self, *names: str) -> float | None:
         """Any other number. It has no sum: it is the mean of the values that there are."""
         found = [value for _, value in self._named(names)]
         return sum(found) / len(found) if found else None
+
+    def share(self, *names: str) -> float | None:
+        """A number from 0 to 1."""
+        value = self.value(*names)
+        return None if value is None else min(1.0, value)
 
     def labels_of(self, name: str) -> _Labels:
         """Of a metric that is only there for its labels."""

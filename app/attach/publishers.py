@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from app.attach.address import KvAddress, is_bound, reachable
-from app.attach.connection import cleaned
+from app.attach.cleaning import cleaned
 from app.attach.facts import Facts
 
 

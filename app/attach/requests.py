@@ -15,7 +15,8 @@ import httpx
 import msgspec
 from httpx_sse import EventSource
 
-from app.attach.connection import MAX_STREAMS, Connection, Trouble, cleaned, read_all, why
+from app.attach.cleaning import cleaned
+from app.attach.connection import MAX_STREAMS, Connection, Trouble, read_all, why
 from app.protocol import AddRequest, Event, Notice, Refused
 from engine.trace import MAX_WAITING_IDS, Arrival, Finished, Output
 
@@ -163,27 +164,22 @@ class OwnRequests:
     async def _answer(self, request: AddRequest, model: str) -> AsyncIterator[httpx.Response]:
         """The stream of a server that has taken this request. Raises Trouble if it does not take it."""
         while True:
-            path = "/v1/chat/completions" if self._has_chat else "/v1/completions"
-            body = _body(request, model, is_chat=self._has_chat, with_options=self._takes_options)
+            is_chat, with_options = self._has_chat, self._takes_options
+            path = "/v1/chat/completions" if is_chat else "/v1/completions"
+            body = _body(request, model, is_chat=is_chat, with_options=with_options)
             async with self._connection.http.stream("POST", path, json=body) as response:
                 if response.status_code == httpx.codes.OK:
                     yield response
                     return
                 message = _message(await read_all(response))
-            if not self._can_do_without(response.status_code, message):
+            # What a server need not be asked for is left out from now on.
+            refuses_parameters = response.status_code in _REFUSED_PARAMETERS
+            if refuses_parameters and is_chat and "chat template" in message.lower():
+                self._has_chat = False
+            elif refuses_parameters and with_options and "stream_options" in message:
+                self._takes_options = False
+            else:
                 raise self._refusal(response, path, message)
-
-    def _can_do_without(self, status: int, message: str) -> bool:
-        """Whether the server refuses what it need not be asked for; it is not asked for it again."""
-        if status not in _REFUSED_PARAMETERS:
-            return False
-        if self._has_chat and "chat template" in message.lower():
-            self._has_chat = False
-            return True
-        if self._takes_options and "stream_options" in message:
-            self._takes_options = False
-            return True
-        return False
 
     def _refusal(self, response: httpx.Response, path: str, message: str) -> Trouble:
         trouble = self._connection.refusal(response, path)
@@ -210,16 +206,17 @@ class OwnRequests:
         """A piece of text, and how many tokens it is: as many as the server says, otherwise one."""
         text = "".join(choice.piece for choice in chunk.choices)
         counted = chunk.usage.completion_tokens if chunk.usage else None
-        if counted is None:
-            num_tokens = 1 if text else 0
-            self._say_how_tokens_are_counted(num_tokens)
-        else:
-            num_tokens = max(0, counted - own.num_tokens)
+        num_tokens = (1 if text else 0) if counted is None else max(0, counted - own.num_tokens)
         if not num_tokens and not text:
             return
-        is_first = own.first_token is None
+        if counted is None and not self._has_said_so:
+            self._has_said_so = True
+            self._put(Notice("the server does not count tokens as it streams: each piece of text counts as one."))
         now = self._clock()
-        own.first_token = now if own.first_token is None else own.first_token
+        num_prompt_tokens = 0
+        if own.first_token is None:
+            own.first_token = now
+            num_prompt_tokens = (chunk.usage and chunk.usage.prompt_tokens) or 0
         own.num_tokens += num_tokens
         self._outputs.append(
             Output(
@@ -228,14 +225,9 @@ class OwnRequests:
                 text=text,
                 num_tokens=num_tokens,
                 time=now,
-                num_prompt_tokens=(chunk.usage.prompt_tokens or 0) if chunk.usage and is_first else 0,
+                num_prompt_tokens=num_prompt_tokens,
             )
         )
-
-    def _say_how_tokens_are_counted(self, num_tokens: int) -> None:
-        if num_tokens and not self._has_said_so:
-            self._has_said_so = True
-            self._put(Notice("the server does not count tokens as it streams: each piece of text counts as one."))
 
     def _arrive(self, own: _Own) -> None:
         own.is_taken = True
@@ -278,8 +270,8 @@ class OwnRequests:
 def _body(request: AddRequest, model: str, *, is_chat: bool, with_options: bool) -> dict[str, Any]:
     """A request as the API has it; what is at its default is left out, since not every server knows it.
 
-    The prompt is never cut to `max_prompt_tokens`: only the server could count its tokens, and it says what is too
-    long.
+    The prompt is never cut to `max_prompt_tokens`, nor made of `pieces`: only the server can count its tokens, and it
+    says what is too long.
     """
     params = request.params
     body: dict[str, Any] = {

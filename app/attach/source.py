@@ -14,8 +14,9 @@ from msgspec.structs import replace
 from app import protocol
 from app.attach import facts, publishers
 from app.attach.address import kv_address, server_url
-from app.attach.connection import Connection, Trouble, cleaned
-from app.attach.dialects import Dialect, dialect_of
+from app.attach.cleaning import cleaned
+from app.attach.connection import METRICS, NEEDED_FLAGS, Connection, Trouble
+from app.attach.dialects import VLLM, Dialect, dialect_of
 from app.attach.difference import poll_of
 from app.attach.facts import Facts
 from app.attach.kv_events import KvListener
@@ -137,7 +138,10 @@ class AttachedServer:
             with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
                 runner.run(self._live())
         except Exception as error:
-            self._put(protocol.Failed(f"looking at {self.url} has failed: {one_line(error)}"))
+            cause: BaseException = error
+            while isinstance(cause, BaseExceptionGroup):
+                cause = cause.exceptions[0]
+            self._put(protocol.Failed(f"looking at {self.url} has failed: {one_line(cause)}"))
 
     async def _live(self) -> None:
         try:
@@ -162,7 +166,7 @@ class AttachedServer:
             case protocol.Reconfigure():
                 self._put(protocol.ReconfigureRefused(NOT_OURS))
             case protocol.SetPaused(paused):
-                self._paused = paused
+                self._paused, self._num_asked = paused, 0
                 self._answer_pace()
             case protocol.StepOnce():
                 self._num_asked += self._paused
@@ -211,11 +215,11 @@ class AttachedServer:
     async def _look(self) -> None:
         """Take a sample, and tell what happened since the last one. Raises Trouble."""
         started = self._clock()
-        text = await self._connection.text("/metrics")
+        text = await self._connection.text(METRICS)
         seconds = self._clock() - started
         dialect = dialect_of(text)
         if dialect is None:
-            raise Trouble("answers, but is no vLLM, SGLang or llama.cpp server: its metrics are unknown")
+            raise Trouble(f"answers, but with no metrics of a vLLM, SGLang or llama.cpp server ({NEEDED_FLAGS})")
         try:
             sample = dialect.read(Readings(text, dialect.names))
         except ValueError as error:
@@ -240,7 +244,7 @@ class AttachedServer:
             self._put(protocol.Notice(f"{self.url} is another server now: {self._facts.name}."))
         if self._facts.complaint and (before is None or before.complaint != self._facts.complaint):
             self._put(protocol.Notice(f"{self.url} {self._facts.complaint}."))
-        if dialect.kind == "vLLM":
+        if dialect is VLLM:
             self._tasks.create_task(self._ask_more(self._facts))
         await self._listen(sample)
 
@@ -277,32 +281,35 @@ class AttachedServer:
         return self._clock() - self._attached
 
     def _trace(self, started: float, poll: Poll) -> None:
+        """Tell one look, and what has become of our own requests since the last one."""
         assert self._facts is not None
         own = self._requests.take()
-        usage, config = poll.kv_usage, self._facts.config
-        is_known = usage is not None and "num_blocks" not in self._facts.unknown
+        if self._kv:
+            poll = replace(poll, prefix=self._cleared + self._kv.take(), prefix_known=self._kv.known)
+        problem = self._kv.problem if self._kv else ""
+        hint = problem or publishers.hint(self._kv_address, self._facts, self.url)
         trace = StepTrace(
             step=self._num_steps,
             started=started - self._attached,
-            config=config,
+            config=self._facts.config,
             arrivals=own.arrivals,
             outputs=own.outputs,
             finished=own.finished,
             running=own.running,
             waiting=own.waiting,
             num_waiting=own.num_waiting,
-            num_free_blocks=round((1 - usage) * config.num_usable_blocks) if is_known and usage is not None else 0,
-            poll=replace(
-                poll,
-                unknown=self._facts.unknown,
-                prefix=self._cleared + (self._kv.take() if self._kv else ()),
-                prefix_known=self._kv.known if self._kv else "",
-                prefix_hint=(self._kv and self._kv.problem) or publishers.hint(self._kv_address, self._facts, self.url),
-            ),
+            num_free_blocks=self._num_free_blocks(poll.kv_usage),
+            poll=replace(poll, unknown=self._facts.unknown, prefix_hint=hint),
         )
         self._cleared = ()
         self._num_steps += 1
         self._put(protocol.Stepped(trace))
+
+    def _num_free_blocks(self, kv_usage: float | None) -> int:
+        """0 if it is not known."""
+        if self._facts is None or kv_usage is None or "num_blocks" in self._facts.unknown:
+            return 0
+        return round((1 - kv_usage) * self._facts.config.num_usable_blocks)
 
 
 def _ready(facts: Facts, server: protocol.Server) -> protocol.Ready:

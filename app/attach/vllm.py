@@ -57,7 +57,7 @@ def _rank(name: str, readings: Readings) -> Rank:
         num_running=readings.count("vllm:num_requests_running"),
         num_waiting=readings.count("vllm:num_requests_waiting"),
         waiting_by_reason=readings.counts_by("reason", "vllm:num_requests_waiting_by_reason") or {},
-        kv_usage=readings.value("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
+        kv_usage=readings.share("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
         num_iterations=readings.count("vllm:iteration_tokens_total_count"),
         num_prompt_tokens=computed,
         num_cached_tokens=cached,
