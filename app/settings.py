@@ -17,7 +17,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from engine.config import EngineConfig
 
 PREFIX = "NANOVIZ_"
-OTHER_VARIABLES = ("NANOVIZ_CONFIG", "NANOVIZ_CACHE")
+OTHER_VARIABLES = ("NANOVIZ_CONFIG", "NANOVIZ_CACHE", "NANOVIZ_API_KEY")
 KEYS = "keys"
 """The table of the settings file that says which keys run which command; `app.keys` reads it."""
 

@@ -5,6 +5,7 @@ from app.subcommands.config import Config
 from app.subcommands.dashboard import Play, Replay, Watch
 from app.subcommands.engine import Bench, Run, Verify
 from app.subcommands.runs import Compare, Export, Presets
+from app.subcommands.serve import Serve
 
 __all__ = ["SUBCOMMANDS", "Watch"]
 
@@ -14,6 +15,7 @@ SUBCOMMANDS: dict[str, type[CommandSettings]] = {
     "compare": Compare,
     "replay": Replay,
     "export": Export,
+    "serve": Serve,
     "run": Run,
     "verify": Verify,
     "bench": Bench,
