@@ -217,6 +217,11 @@ class Gateway:
 
     # From clients.
 
+    @property
+    def num_in_flight(self) -> int:
+        """Requests of clients that have not ended, and whose client is there."""
+        return len(self._in_flight)
+
     def check_ready(self) -> protocol.Ready:
         """What serves. Raises ApiError if nothing can be served now."""
         if self.ready is None:
