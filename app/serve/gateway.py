@@ -133,9 +133,9 @@ class Gateway:
         """Take the engine's events on this loop, from now on."""
         self._loop = loop
 
-    def close(self, error: ApiError) -> None:
-        """End all requests with this error. From any thread."""
-        self._soon(lambda: self.fail_all(error))
+    def close(self) -> None:
+        """Serve nobody any more, and end all requests with an error. From any thread."""
+        self._soon(lambda: self._stop("The server has been stopped."))
 
     def _hear(self, event: Event) -> None:
         """On the thread that reads events, a thousand times a second: those of a busy moment are taken together."""
@@ -172,12 +172,17 @@ class Gateway:
             case protocol.Ready():
                 self._begin(event)
             case protocol.Failed(error):
-                self.ready = None
-                self._why_not_ready = f"The engine has ended: {error}"
-                self._num_unfinished = 0
-                if self.metrics:
-                    self.metrics.forget_requests()
-                self.fail_all(self._unavailable())
+                self._stop(f"The engine has ended: {error}")
+
+    def _stop(self, why: str) -> None:
+        """Nothing more comes for anybody, unless another engine is ready one day."""
+        self.ready = None
+        self._why_not_ready = why
+        self._num_unfinished = 0
+        if self.metrics:
+            self.metrics.forget_requests()
+        for request_id in list(self._in_flight):
+            self._fail(request_id, self._unavailable())
 
     def _begin(self, ready: protocol.Ready) -> None:
         """A run begins. Whom the engine has taken before it went with the run before; others are still to come."""
@@ -255,11 +260,6 @@ class Gateway:
             for request in requests:
                 if self._in_flight.pop(request.request_id, None):
                     process.send(protocol.Abort(request.request_id))
-
-    def fail_all(self, error: ApiError) -> None:
-        """Nothing more comes for anybody."""
-        for request_id in list(self._in_flight):
-            self._fail(request_id, error)
 
     def _fail(self, request_id: str, error: ApiError) -> None:
         if request := self._in_flight.pop(request_id, None):

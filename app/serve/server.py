@@ -8,12 +8,10 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http import HTTPStatus
 from ipaddress import ip_address
 
 import uvicorn
 
-from app.serve.errors import ApiError
 from app.serve.gateway import Gateway
 from app.serve.routes import application
 from engine.config import ConfigError
@@ -57,7 +55,7 @@ def serving(host: str, port: int, max_num_queued_reqs: int) -> Iterator[tuple[Ga
         try:
             yield gateway, _url(listener, host)
         finally:
-            gateway.close(ApiError(HTTPStatus.SERVICE_UNAVAILABLE, "The server has been stopped."))
+            gateway.close()
             server.should_exit = True
             thread.join()
 

@@ -15,7 +15,7 @@ from app.history import MAX_STEPS
 from app.preset_files import PresetError
 from app.settings import CommandSettings, expanded, key_table
 from app.subcommands.on_presets import started
-from app.subcommands.serve import Serving, port
+from app.subcommands.serve import Serving, port_number
 from engine.config import ConfigError, EngineConfig
 
 if TYPE_CHECKING:
@@ -99,7 +99,10 @@ class Watch(Display, Serving):
             help="write all steps to a new file, to be replayed; each further run to FILE-2 and so on",
         )
         parser.add_argument(
-            "--serve", type=port, metavar="PORT", help="let OpenAI's clients reach the engine as well; 0: any free port"
+            "--serve",
+            type=port_number,
+            metavar="PORT",
+            help="let OpenAI's clients reach the engine as well; 0: any free port",
         )
         cls.add_preset(parser)
 

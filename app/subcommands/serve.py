@@ -67,16 +67,17 @@ class Serve(Serving):
         config.validate()
         options = self.options(self.model, config)
         warn(config)
-        signal.signal(signal.SIGTERM, _end)
         with self.served(self.port) as (serve, url), started(arguments.record, serve) as start:
+            signal.signal(signal.SIGTERM, _end)
             source = start(options)
             try:
                 return _attend(source, url)
             finally:
                 source.close()
+                source.drain()  # what came last is to be recorded as well
 
 
-def port(text: str) -> int:
+def port_number(text: str) -> int:
     """A port's number, for an argument."""
     number = int(text)
     if not 0 <= number <= MAX_PORT:

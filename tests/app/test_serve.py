@@ -392,13 +392,8 @@ async def test_two_hundred_streams_at_once_lose_nothing(served: Served, alone: C
     """Each gets what it gets alone, token for token, and no block stays behind."""
     prompts = [f"Number {number} asks: what is {number} times {number}?" for number in range(20)]
     expected = [alone(prompt, max_tokens=16, ignore_eos=True) for prompt in prompts]
-    limits = httpx.Limits(max_connections=None)
     async with openai.AsyncOpenAI(
-        base_url=f"{served.url}/v1",
-        api_key="none",
-        max_retries=0,
-        timeout=PATIENCE,
-        http_client=httpx.AsyncClient(limits=limits, timeout=PATIENCE),
+        base_url=f"{served.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE
     ) as client:
 
         async def stream(number: int) -> tuple[list[str], str | None]:
@@ -432,7 +427,7 @@ def test_what_was_in_flight_when_the_engine_began_anew_ends_with_an_error(served
     answers: list[httpx.Response] = []
     body: dict[str, object] = {"prompt": HELLO, "max_tokens": 900, **GREEDY}
     threads = [
-        threading.Thread(target=lambda stream=stream: answers.append(served.post(COMPLETIONS, **body, stream=stream)))  # type: ignore[misc]
+        threading.Thread(target=lambda stream=stream: answers.append(served.post(COMPLETIONS, **body, stream=stream)))
         for stream in (True, False)
     ]
     for thread in threads:
