@@ -85,9 +85,14 @@ class Dashboard(ThemedApp[int]):
         history_steps: int = MAX_STEPS,
         theme: str = DARK,
         ascii: bool = False,
+        address: str = "",
     ) -> None:
-        """`commands` are COMMANDS, some of them with other keys perhaps. `theme` is one of `app.looks.themes()`."""
+        """`commands` are COMMANDS, some of them with other keys perhaps. `theme` is one of `app.looks.themes()`.
+
+        `address` is where clients reach the engine, if it is served.
+        """
         super().__init__(theme, ascii=ascii)
+        self.address = address
         self.commands = tuple(commands)
         self.keys = shown_keys(commands, self.looks.key)
         self.session = Session(options, start, history_steps)
@@ -155,7 +160,9 @@ class Dashboard(ThemedApp[int]):
         rows = main.rows(self.session, self.cursor)
         self.selection.settle(rows, is_past=self.cursor.step is not None, is_looked_at=detail is not None)
         slow = self.pace.slow if self.pace else None
-        main.show(self.session, self.cursor, self.selection, self.demo.programme(self.keys), slow=slow)
+        main.show(
+            self.session, self.cursor, self.selection, self.demo.programme(self.keys), slow=slow, address=self.address
+        )
         if detail:
             detail.leave_free(1 + main.num_banner_lines + main.num_narration_lines)
             detail.show(self.session, self.cursor, self.selection)
@@ -175,7 +182,7 @@ class Dashboard(ThemedApp[int]):
                 self._say(f"Results are {event.exactness}.", "warning")
             case protocol.Notice(text):
                 self._say(text, "warning")
-            case protocol.Refused(_, reason):
+            case protocol.Refused(request_id, reason) if not self.session.is_from_client(request_id):
                 self._say(f"Refused: {reason}", "warning")
             case protocol.Reconfigured(config) if not self._opened(ParametersScreen):
                 changes = {change.name: change.new for change in config_changes(self.session.config, config)}

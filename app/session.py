@@ -51,6 +51,8 @@ class Pending:
     request_id: str
     label: str
     state: str
+    is_from_client: bool = False
+    """Nobody here has sent it."""
 
 
 class Session:
@@ -101,11 +103,11 @@ class Session:
         """The run of a script as tables, up to its end."""
         self.script_ended = False
         self.was_touched = False
-        """A person has sent something into this run, or changed it."""
+        """A person or a client has sent something into this run, or changed it."""
         self.was_held = False
         """Its pace was limited, or it was stepped by hand."""
         self._sent: dict[str, protocol.AddRequest] = {}
-        """What was sent into this run, by the script or by a person."""
+        """What was sent into this run, by the script, by a person or by a client of our server."""
         self.parameters.forget()
 
     @property
@@ -177,6 +179,11 @@ class Session:
         is_alive = request_id in self.pending or (request is not None and not request.finished)
         return is_alive and not self.failed
 
+    def is_from_client(self, request_id: str) -> bool:
+        """Whether this is a request of a client that has not been in a trace yet."""
+        pending = self.pending.get(request_id)
+        return pending is not None and pending.is_from_client
+
     # What comes from the engine.
 
     def is_heard(self, event: Event) -> bool:
@@ -204,6 +211,10 @@ class Session:
                 self.was_ready = True
                 if event.run == self._num_runs:
                     self.ready, self.loading, self._is_heard = event, None, True
+            case protocol.FromClient(request):
+                self.was_touched = True
+                self._sent[request.request_id] = request
+                self.pending[request.request_id] = Pending(request.request_id, request.label, "sent", True)
             case protocol.Accepted(request_id, num_prompt_tokens):
                 if pending := self.pending.get(request_id):
                     state = f"{num_prompt_tokens} tokens, accepted for the next step"

@@ -18,7 +18,7 @@ from engine.config import EngineConfig
 
 PREFIX = "NANOVIZ_"
 API_KEY = "NANOVIZ_API_KEY"
-"""A variable and nothing else: no flag, which other users of the machine could see, and no line of a file."""
+"""The key of a server: a variable and nothing else. Flags and files can be seen by others."""
 OTHER_VARIABLES = ("NANOVIZ_CONFIG", "NANOVIZ_CACHE", API_KEY)
 KEYS = "keys"
 """The table of the settings file that says which keys run which command; `app.keys` reads it."""

@@ -385,6 +385,7 @@ class EngineView:
         request = self._to_change(output.request_id)
         is_first = not request.num_output_tokens
         request.num_output_tokens += output.num_tokens
+        request.num_prompt_tokens = output.num_prompt_tokens or request.num_prompt_tokens
         request.text += output.text
         request.last_text = output.text if request.last_token_step < trace.step else request.last_text + output.text
         if trace.poll:  # all that is known of its life is when tokens came

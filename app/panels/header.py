@@ -31,6 +31,8 @@ class Header(Panel):
         self.paused = False
         self.load = 0.0
         """Requests a second that arrive by themselves."""
+        self.address = ""
+        """Where clients reach the engine, if it is served."""
         self.steps_back = 0
         self.slow: float | None = None
         """Frames a second, if the terminal takes fewer than are wanted."""
@@ -72,6 +74,8 @@ class Header(Panel):
             groups.append((12, [(" slow terminal", style(WAITING))]))
         if self.load:
             groups.append((3, [(f" load {self.load:g}/s", style(WAITING))]))
+        if self.address:
+            groups.append((4, [(" serves ", style(DIM)), (self.address, style(BRIGHT))]))
         view = self.view
         if view.trace is None:
             return groups

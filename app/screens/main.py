@@ -92,13 +92,17 @@ class MainScreen(Screen[None]):
         programme: Programme | None,
         *,
         slow: float | None,
+        address: str,
     ) -> None:
-        """Bring every panel up to the step at the cursor; `slow` are the frames a second of a slow terminal."""
+        """Bring every panel up to the step at the cursor; `slow` are the frames a second of a slow terminal.
+
+        `address` is where clients reach the engine, if it is served.
+        """
         view = cursor.view
         header = self._header
         header.ready, header.state, header.steps_per_second = session.ready, session.state, session.speed
         header.paused, header.steps_back, header.slow = session.paused, cursor.steps_back, slow
-        header.load = session.load.rate
+        header.load, header.address = session.load.rate, address
         # What has been changed since the newest step holds already; a step of the past had its own.
         header.config = session.config if cursor.step is None or view.config is None else view.config
         self._timeline.history, self._timeline.step = session.history, cursor.step

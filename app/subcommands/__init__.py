@@ -6,6 +6,7 @@ from app.subcommands.config import Config
 from app.subcommands.dashboard import Play, Replay, Watch
 from app.subcommands.engine import Bench, Run, Verify
 from app.subcommands.runs import Compare, Export, Presets
+from app.subcommands.serve import Serve
 
 __all__ = ["SUBCOMMANDS", "Watch"]
 
@@ -16,6 +17,7 @@ SUBCOMMANDS: dict[str, type[CommandSettings]] = {
     "replay": Replay,
     "attach": Attach,
     "export": Export,
+    "serve": Serve,
     "run": Run,
     "verify": Verify,
     "bench": Bench,
