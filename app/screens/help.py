@@ -55,6 +55,8 @@ SIGNS = (
     ("▸", DECODE, "in the events: the first token of a request; among the requests: the selected one."),
     ("↺", RECOMPUTE, "in the events: a preempted request is back, and what it has to compute again."),
     ("✓ ■", DECODE, "in the events: a request is done, or was aborted."),
+    ("✗", PREEMPTED, "in the events: a server elsewhere does not answer, and why; ↺ it answers again."),
+    ("▪ ▣ └", CACHED, "a server's prefix cache: blocks, those stored just now, and what follows the one above."),
     ("a", TEXT, "a request: its letter and its colour are the same everywhere, and its own until it has ended."),
 )
 SECTIONS = ("Begin", "Keys", "Signs", "Panels", "Terms")
