@@ -414,6 +414,33 @@ def test_a_request_that_is_not_taken_is_refused(answer: Answer, says: str) -> No
     assert f"the server {says}" in texts[0]
 
 
+FULL = b'data: {"error": {"message": "The engine is currently busy.", "code": 503}}\n\n'
+
+
+def test_a_full_server_may_say_so_in_a_stream() -> None:
+    with CapturedServer() as server, attached(server) as watch:
+        server.answers[CHAT] = server.streaming(FULL)
+        watch.until(lambda: watch.traces)
+        watch.source.send(protocol.SetPaused(True))  # nobody is told of an arrival meanwhile
+        watch.source.send(request())
+        watch.until(lambda: watch.of(Refused))
+        watch.source.send(protocol.SetPaused(False))
+        watch.more(2)
+    assert watch.of(Refused) == [Refused("1", "the server gave up: The engine is currently busy.")]
+    assert not of_traces(watch, lambda trace: trace.arrivals)
+    assert not watch.of(Notice)
+
+
+def test_a_burst_survives_a_model_without_a_chat_template() -> None:
+    with CapturedServer() as server, attached(server) as watch:
+        server.answers[CHAT] = saying('{"message": "default chat template is no longer allowed"}', 400)
+        watch.until(lambda: watch.traces)
+        for request_id in "123456":
+            watch.source.send(request(request_id))
+        watch.until(lambda: len(of_traces(watch, lambda trace: trace.finished)) == 6)
+    assert not watch.of(Refused)
+
+
 @pytest.mark.parametrize(
     ("stream", "says"),
     [
