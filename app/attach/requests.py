@@ -155,7 +155,7 @@ class OwnRequests:
             self._end(own, "abort")
         except Trouble as trouble:
             self._fail(own, str(trouble))
-        except (httpx.HTTPError, httpx.StreamError, msgspec.DecodeError, OSError) as error:
+        except (httpx.HTTPError, httpx.StreamError, msgspec.DecodeError, RecursionError, OSError) as error:
             self._fail(own, why(error))
         finally:
             del self._open[own.request.request_id]
@@ -245,8 +245,8 @@ class OwnRequests:
         )
 
     def _fail(self, own: _Own, why: str) -> None:
-        """It has not come to its end. vLLM may say only as it answers that its queue is full: as long as nobody was told
-        that the request has arrived, that is a refusal like any other."""
+        """It has not come to its end. vLLM may say only as it answers that its queue is full: as long as nobody heard
+        that the request has arrived, this is a refusal like any other."""
         request_id = own.request.request_id
         untold = [arrival for arrival in self._arrivals if arrival.request_id == request_id]
         if own.is_taken and (own.first_token is not None or not untold):
@@ -308,7 +308,7 @@ def _message(body: bytes) -> str:
     forms of others. "" if it says nothing."""
     try:
         found = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return ""
     for name in ("error", "message", "detail"):
         if isinstance(found, dict) and name in found:

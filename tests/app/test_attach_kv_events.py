@@ -175,16 +175,19 @@ def test_what_is_unknown_or_broken_is_left_out() -> None:
         message(2, stored(3, 1, medium="GPU", more={"a": [1]}), stored(b"\xab\xcd", b"\x01", medium=None)),
         message(3, ["BlockStored", [4], 3, [9, 9], 16, None], ["BlockRemoved", [4]], ["AllBlocksCleared"], rank=None),
         (b"", (4).to_bytes(8, "big"), b"\xc1 no message"),
+        (b"", b"\x7f" * 20, b"no number"),
         (b"", (5).to_bytes(8, "big"), msgspec.msgpack.encode({"not": "a batch"})),
-        message(6, {"type": "BlockRemoved"}),
+        (b"", (6).to_bytes(8, "big"), b"\x91" * 100_000),
         message(7, stored(5)),
     ]
     with Publisher() as publisher, CapturedServer() as server:
         tells_of(server, publisher)
-        for each in messages:
-            publisher.publish(each)
+        publisher.publish(messages[0])
         with attached(server, kv_events=publisher.endpoint) as watch:
-            watch.until(lambda: ops(watch) and ops(watch)[-1].hashes == ("0000000000000005",))
+            watch.until(lambda: ops(watch))
+            for each in messages[1:]:
+                publisher.publish(each)
+            watch.until(lambda: ops(watch)[-1].hashes == ("0000000000000005",))
     one, three, four, five = (f"{number:016x}" for number in (1, 3, 4, 5))
     assert ops(watch) == [
         PrefixOp("store", (one,)),
