@@ -41,7 +41,7 @@ class Readings:
     """
 
     def __init__(self, text: str, names: tuple[str, ...]) -> None:
-        # The parser takes some 50 ms for all that vLLM tells, most of which nobody reads.
+        # Most of what a server tells is read by nobody here, and the parser is slow.
         lines = (line for line in text.split("\n") if line.startswith(names) and "_created{" not in line)
         families = text_string_to_metric_families("\n".join([*lines, ""]))
         self._values: dict[str, list[tuple[_Labels, float]]] = defaultdict(list)

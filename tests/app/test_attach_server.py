@@ -521,6 +521,14 @@ def test_read_only_sends_nothing() -> None:
     assert {method for method, _ in server.asked} == {"GET"}
 
 
+def test_a_mistake_of_this_program_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.attach.source.poll_of", lambda *_: 1 // 0)
+    with CapturedServer() as server, attached(server) as watch:
+        watch.until(lambda: watch.of(protocol.Failed))
+    says = f"looking at {server.url} has failed: integer division or modulo by zero"
+    assert watch.of(protocol.Failed) == [protocol.Failed(says)]
+
+
 def test_it_can_be_closed_before_and_after_anything() -> None:
     source = AttachedServer("localhost:1")
     source.close()
