@@ -418,14 +418,14 @@ FULL = b'data: {"error": {"message": "The engine is currently busy.", "code": 50
 
 
 def test_a_full_server_may_say_so_in_a_stream() -> None:
-    with CapturedServer() as server, attached(server) as watch:
+    with CapturedServer() as server, attached(server, interval=3600) as watch:  # no look tells of an arrival meanwhile
         server.answers[CHAT] = server.streaming(FULL)
         watch.until(lambda: watch.traces)
-        watch.source.send(protocol.SetPaused(True))  # nobody is told of an arrival meanwhile
         watch.source.send(request())
         watch.until(lambda: watch.of(Refused))
-        watch.source.send(protocol.SetPaused(False))
-        watch.more(2)
+        watch.source.send(protocol.SetPaused(True))
+        watch.source.send(protocol.StepOnce())
+        watch.more(1)
     assert watch.of(Refused) == [Refused("1", "the server gave up: The engine is currently busy.")]
     assert not of_traces(watch, lambda trace: trace.arrivals)
     assert not watch.of(Notice)
