@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from pydantic_settings import CliSettingsSource, SettingsError
 
 from app.__main__ import INTERRUPTED
+from app.attach.address import AttachError
 from app.export import ExportError
 from app.headless import clear_report
 from app.preset_files import PresetError
@@ -27,6 +28,7 @@ from engine.request import RequestError
 
 MISUSE = 2
 MISTAKES = (
+    AttachError,
     ConfigError,
     ExportError,
     ModelError,

@@ -15,7 +15,7 @@ LEAVE = "ctrl+c"
 """The key that leaves on every screen, whatever has the focus and whatever the settings say."""
 
 
-Fact = Literal["a step", "a request", "a preemption", "in the present", "in the past", "paused", "failed"]
+Fact = Literal["a step", "a request", "a preemption", "can send", "can play", "in the past", "paused", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,21 +59,17 @@ class Command:
 
 
 COMMANDS = (
-    Command(
-        "short", "s", "Short request", "Send a short chat prompt.", "short", "in the present", call="inject('short')"
-    ),
+    Command("short", "s", "Short request", "Send a short chat prompt.", "short", "can send", call="inject('short')"),
     Command(
         "long",
         "l",
         "Long request",
         "Send a prompt of some 500 tokens.",
         "long",
-        "in the present",
+        "can send",
         call="inject('long')",
     ),
-    Command(
-        "burst", "b", "Burst", "Send six short requests at once.", "burst", "in the present", call="inject('burst')"
-    ),
+    Command("burst", "b", "Burst", "Send six short requests at once.", "burst", "can send", call="inject('burst')"),
     Command(
         "pair",
         "d",
@@ -110,7 +106,7 @@ COMMANDS = (
         "Presets",
         "Play a preset: a workload that shows one thing, and says what to watch.",
         "presets",
-        "in the present",
+        "can play",
     ),
     *(
         Command(

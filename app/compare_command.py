@@ -26,7 +26,7 @@ from app.looks import ASCII_IN_PANELS
 from app.palette import BRIGHT, TEXT, Palette, terminal_palette
 from app.palette import use as use_palette
 from app.panels.panel import Part
-from app.recording import Recording
+from app.recording import Recording, RecordingError
 from app.results import wrap_intro
 from app.run import Run
 from app.text import printable
@@ -45,6 +45,11 @@ def recorded_runs(paths: Sequence[Path]) -> list[Run]:
     """
     recordings = [Recording(path) for path in paths]
     for recording in recordings:
+        if recording.engine.server:
+            raise RecordingError(
+                f"{recording.path} was recorded from a server elsewhere, which does not tell its steps; "
+                "`nanoviz replay` shows it, and `nanoviz export --as csv` makes tables of it."
+            )
         if recording.damage:
             print(f"nanoviz: warning: {printable(recording.damage)}", file=sys.stderr)
     names = [recording.engine.scene for recording in recordings]

@@ -32,7 +32,6 @@ from app.panels.requests import RequestsPanel
 from app.parameters import SPEED, Changes, Value, check, next_speed, parse, turned
 from app.preset import Preset
 from app.protocol import EngineOptions, Event
-from app.replay import NO_ENGINE
 from app.screens.compare import CompareScreen
 from app.screens.events import EventsScreen
 from app.screens.help import HelpScreen
@@ -55,6 +54,7 @@ from engine.config import ConfigError, EngineConfig
 Opened = TypeVar("Opened", bound=Screen[Any])
 Result = TypeVar("Result")
 
+NOT_COMPARED = "A server elsewhere does not tell its steps; runs of our own engine can be compared."
 PAUSE = 3.0
 """Seconds between two scenes."""
 BRIEFLY = 2.5
@@ -85,9 +85,14 @@ class Dashboard(ThemedApp[int]):
         history_steps: int = MAX_STEPS,
         theme: str = DARK,
         ascii: bool = False,
+        address: str = "",
     ) -> None:
-        """`commands` are COMMANDS, some of them with other keys perhaps. `theme` is one of `app.looks.themes()`."""
+        """`commands` are COMMANDS, some of them with other keys perhaps. `theme` is one of `app.looks.themes()`.
+
+        `address` is where clients reach the engine, if it is served.
+        """
         super().__init__(theme, ascii=ascii)
+        self.address = address
         self.commands = tuple(commands)
         self.keys = shown_keys(commands, self.looks.key)
         self.session = Session(options, start, history_steps)
@@ -155,7 +160,9 @@ class Dashboard(ThemedApp[int]):
         rows = main.rows(self.session, self.cursor)
         self.selection.settle(rows, is_past=self.cursor.step is not None, is_looked_at=detail is not None)
         slow = self.pace.slow if self.pace else None
-        main.show(self.session, self.cursor, self.selection, self.demo.programme(self.keys), slow=slow)
+        main.show(
+            self.session, self.cursor, self.selection, self.demo.programme(self.keys), slow=slow, address=self.address
+        )
         if detail:
             detail.leave_free(1 + main.num_banner_lines + main.num_narration_lines)
             detail.show(self.session, self.cursor, self.selection)
@@ -171,11 +178,11 @@ class Dashboard(ThemedApp[int]):
     def _announce(self, event: Event) -> None:
         """Tell what a person has to be told at once, before it is taken."""
         match event:
-            case protocol.Ready(run=0) if not event.bitwise:
+            case protocol.Ready(run=0, server=None) if not event.bitwise:
                 self._say(f"Results are {event.exactness}.", "warning")
             case protocol.Notice(text):
                 self._say(text, "warning")
-            case protocol.Refused(_, reason):
+            case protocol.Refused(request_id, reason) if not self.session.is_from_client(request_id):
                 self._say(f"Refused: {reason}", "warning")
             case protocol.Reconfigured(config) if not self._opened(ParametersScreen):
                 changes = {change.name: change.new for change in config_changes(self.session.config, config)}
@@ -268,7 +275,13 @@ class Dashboard(ThemedApp[int]):
     # Requests.
 
     def action_inject(self, kind: Kind) -> None:
-        if self._send(self.session.injector.drafts(kind)) and kind == "urgent" and self._policy != "priority":
+        is_ours = self.session.server is None
+        if (
+            self._send(self.session.injector.drafts(kind))
+            and kind == "urgent"
+            and self._policy != "priority"
+            and is_ours
+        ):
             self._say(f"Sent with priority {URGENT_PRIORITY}; policy {self._policy} ignores it.")
 
     def action_again(self) -> None:
@@ -294,7 +307,7 @@ class Dashboard(ThemedApp[int]):
 
     def _send(self, drafts: Iterable[Draft]) -> bool:
         """Send these requests, and show the newest step, where they will be; False if there is no engine."""
-        if self._has_ended() or self._is_recording():
+        if self._has_ended() or self._is_refused(self.session.why_not_sent):
             return False
         self.cursor.live()
         self.session.inject(drafts)
@@ -307,11 +320,11 @@ class Dashboard(ThemedApp[int]):
             self._say(f"The engine has ended; {self.keys['restart']} starts it again.", "warning")
         return self.session.failed is not None
 
-    def _is_recording(self) -> bool:
-        """Whether there is none because this is a recording; then that is said."""
-        if self.session.is_recording:
-            self._say(NO_ENGINE, "warning", timeout=BRIEFLY)
-        return self.session.is_recording
+    def _is_refused(self, why: str) -> bool:
+        """Whether there is a reason not to do it; then that is said."""
+        if why:
+            self._say(why, "warning", timeout=BRIEFLY)
+        return bool(why)
 
     @property
     def _policy(self) -> str:
@@ -322,8 +335,7 @@ class Dashboard(ThemedApp[int]):
         if self._has_ended():
             return
         self._ticker.resume()
-        if self.session.is_recording:
-            self._say(NO_ENGINE, "warning", timeout=BRIEFLY)
+        if self._is_refused(self.session.why_not_sent):
             return
         load = self.session.load
         load.change(by)
@@ -331,7 +343,7 @@ class Dashboard(ThemedApp[int]):
         self.redraw()
 
     def action_abort(self) -> None:
-        if self._is_recording():
+        if self._is_refused(self.session.why_not_sent):
             return
         request_id = self.selection.request_id
         if request_id is not None and self.session.can_abort(request_id):
@@ -377,7 +389,7 @@ class Dashboard(ThemedApp[int]):
             self._watch_from_the_start()
 
     async def action_presets(self) -> None:
-        if not self._has_ended() and not self._is_recording():
+        if not self._has_ended() and not self._is_refused(self.session.why_not_changed):
             await self._open(PresetsScreen(can_leave=not self.session.is_first_run), self._play_chosen)
 
     def _play_chosen(self, preset: Preset | Literal["leave"] | None) -> None:
@@ -397,7 +409,7 @@ class Dashboard(ThemedApp[int]):
     def action_scene(self, number: int) -> None:
         """Play scene `number`, from 1, from its start."""
         player = self.demo.player
-        if self._is_recording():
+        if self._is_refused(self.session.why_not_changed):
             return
         if player is None:
             self._say(f"No preset is played; {self.keys['presets']} lists them.")
@@ -408,7 +420,7 @@ class Dashboard(ThemedApp[int]):
             self._watch_from_the_start()
 
     def action_once_more(self) -> None:
-        if self._has_ended() or self._is_recording():
+        if self._has_ended() or self._is_refused(self.session.why_not_changed):
             return
         try:
             self.demo.play_once_more()
@@ -418,6 +430,9 @@ class Dashboard(ThemedApp[int]):
             self._watch_from_the_start()
 
     async def action_compare(self) -> None:
+        if self.session.server:
+            self._say(NOT_COMPARED, "warning")
+            return
         compared = self.demo.comparison()
         await self._open(CompareScreen(compared.runs, compared.intro, compared.title, compared.axis))
 
@@ -565,7 +580,9 @@ class Dashboard(ThemedApp[int]):
         )
 
     def action_reset_parameters(self) -> None:
-        if changes := self.session.parameters.to_reset():
+        if self.session.why_not_changed:
+            self._refuse(self.session.why_not_changed)
+        elif changes := self.session.parameters.to_reset():
             self._reconfigure(changes)
         else:
             self._refuse("All parameters are what they were at the start.")
@@ -574,6 +591,9 @@ class Dashboard(ThemedApp[int]):
         """Ask for the next value of a parameter up (`by` = 1) or down (-1)."""
         if name == SPEED:
             self.action_speed(by)
+            return
+        if self.session.why_not_changed:
+            self._refuse(self.session.why_not_changed)
             return
         try:
             value, passed = turned(self.session.parameters.expected, name, by)
@@ -603,8 +623,8 @@ class Dashboard(ThemedApp[int]):
         if self.session.failed:
             self._refuse(f"The engine has ended; {self.keys['restart']} starts it again.")
             return
-        if self.session.is_recording:
-            self._refuse(NO_ENGINE)
+        if self.session.why_not_changed:
+            self._refuse(self.session.why_not_changed)
             return
         self.session.reconfigure(changes)
         if not self.session.ready and not self._opened(ParametersScreen):

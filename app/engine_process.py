@@ -31,7 +31,13 @@ class EngineProcess:
     that takes commands at once.
     """
 
-    def __init__(self, options: EngineOptions, log_path: Path | None = None) -> None:
+    def __init__(
+        self,
+        options: EngineOptions,
+        log_path: Path | None = None,
+        hear: Callable[[Event], object] = lambda _: None,
+    ) -> None:
+        """`hear` is told every event as it comes, on the thread that reads them, which waits meanwhile."""
         self.log_path = log_path or default_log_path()
         ours, theirs = socket.socketpair()
         with theirs, _open_log(self.log_path) as log:
@@ -47,6 +53,8 @@ class EngineProcess:
                 env={"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "TOKENIZERS_PARALLELISM": "false"},
             )
         self._connection = Connection(ours.detach())
+        self._sending = threading.Lock()
+        self._hear = hear
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._news: Callable[[], object] | None = None
         self._closing = False
@@ -59,9 +67,14 @@ class EngineProcess:
         return self._process.pid
 
     def send(self, message: Command | EngineOptions) -> None:
-        """Send to the engine; one that has died loses it, and says so with a Failed event."""
-        with suppress(OSError):
+        """Send to the engine, from any thread; one that has died loses it, and says so with a Failed event."""
+        with self._sending, suppress(OSError):
             self._connection.send_bytes(protocol.encode(message))
+
+    def tell(self, event: Event) -> None:
+        """Put an event among those to be drained that is not the engine's own. From any thread."""
+        self._events.put(event)
+        self._tell()
 
     def drain(self) -> list[Event]:
         """All events since the last call, in order."""
@@ -94,13 +107,13 @@ class EngineProcess:
     def _read(self) -> None:
         with suppress(EOFError, OSError):
             while True:
-                self._put(protocol.decode_event(self._connection.recv_bytes()))
+                self._take(protocol.decode_event(self._connection.recv_bytes()))
         if not self._closing:
-            self._put(Failed(self._epitaph()))
+            self._take(Failed(self._epitaph()))
 
-    def _put(self, event: Event) -> None:
-        self._events.put(event)
-        self._tell()
+    def _take(self, event: Event) -> None:
+        self._hear(event)
+        self.tell(event)
 
     def _tell(self) -> None:
         call, self._news = self._news, None

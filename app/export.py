@@ -12,7 +12,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from app.perfetto import timeline
+from app.poll_tables import polls_csv, polls_json
 from app.protocol import Ready
 from app.recording import Recorder, Recording, RecordingError
 from app.run import Run
@@ -73,8 +76,18 @@ class Material:
             "parameters": self.engine.num_parameters,
             "dtype": self.engine.dtype,
             "device": self.engine.device,
-            "config": asdict(self.traces[0].config) if self.traces else {},
+            "config": self._config(),
+            **({"server": msgspec.to_builtins(self.engine.server)} if self.engine.server else {}),
         }
+
+    def _config(self) -> dict[str, Any]:
+        """The parameters of the first step, or what a server told of its own in the end."""
+        if not self.traces:
+            return {}
+        told = next((trace for trace in reversed(self.traces) if trace.poll and not trace.poll.problem), None)
+        if told is None or told.poll is None:
+            return asdict(self.traces[0].config)
+        return {name: value for name, value in asdict(told.config).items() if told.poll.tells(name)}
 
 
 def material(path: Path) -> Material:
@@ -96,18 +109,37 @@ def base_name(path: Path) -> str:
 def files(format: str, target: Path, source: Material) -> dict[Path, Write]:
     """What to write for `perfetto`, `csv` or `json`: the file `target`, or for csv two whose names begin like it."""
     run = Run(source.name, source.traces)
+    if source.engine.server:
+        return _files_of_server(format, target, source, run)
     match format:
         case "perfetto":
             return {target: _pieces(timeline(run, source.traces, source.about()))}
         case "json":
             return {target: _pieces(tables_json(run, source.about()))}
         case "csv":
-            stem = target.name.removesuffix(".csv")
             return {
-                target.with_name(f"{stem}-steps.csv"): _pieces(steps_csv(run)),
-                target.with_name(f"{stem}-requests.csv"): _pieces(requests_csv(run)),
+                _beside(target, "-steps.csv"): _pieces(steps_csv(run)),
+                _beside(target, "-requests.csv"): _pieces(requests_csv(run)),
             }
     raise AssertionError(f"{format} is no format of tables")
+
+
+def _files_of_server(format: str, target: Path, source: Material, run: Run) -> dict[Path, Write]:
+    match format:
+        case "json":
+            return {target: _pieces(polls_json(run, source.traces, source.about()))}
+        case "csv":
+            return {
+                _beside(target, "-polls.csv"): _pieces(polls_csv(source.traces)),
+                _beside(target, "-requests.csv"): _pieces(requests_csv(run)),
+            }
+    raise ExportError(
+        "a server elsewhere does not tell its steps, which Perfetto would draw; csv and json hold its polls."
+    )
+
+
+def _beside(target: Path, ending: str) -> Path:
+    return target.with_name(target.name.removesuffix(".csv") + ending)
 
 
 def text_file(text: str) -> Write:

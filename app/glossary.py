@@ -152,6 +152,23 @@ TERMS = (
         "them are long.",
     ),
     Entry(
+        "poll",
+        "A server elsewhere is asked for its metrics again and again: a column is one such look, and stands for all of "
+        "the engine's iterations since the one before. Panels say what is exact, what is known per poll, and what is "
+        "not available from this server.",
+    ),
+    Entry(
+        "mine",
+        "Of a server's requests only those that are sent from here are known one by one; what is said of them was "
+        "measured at this end. Of all others a server tells numbers only.",
+    ),
+    Entry(
+        "KV events",
+        "What vLLM can publish about its prefix cache: full blocks that enter and leave it, and which block each "
+        "follows. That gives a tree of texts: blocks that fork are shared by several. It tells no place in memory, and "
+        "nothing of blocks that are not full.",
+    ),
+    Entry(
         "bitwise",
         "What a request gets does not depend on who shared its steps: the numbers that the model computes for it are, "
         "bit for bit, those that it gets alone. Where that cannot be had, the header says best effort.",
@@ -226,7 +243,10 @@ PANELS = {
         "The model and how it runs; the step; steps and output tokens a second; seats taken, requests waiting, "
         "preemptions so far; how full the KV cache is. In the past it says how many steps back.",
     ),
-    "banner": Entry("Banner", "What the model still needs until it can run, or why the engine has ended."),
+    "banner": Entry(
+        "Banner",
+        "What the model still needs until it can run, why the engine has ended, or why a server does not answer.",
+    ),
     "narration": Entry(
         "Narration",
         "While a preset is played, its title, its scenes with the digits that play them from their start, and what is "
@@ -236,25 +256,28 @@ PANELS = {
         "Token budget",
         "A column is a step, the newest at the right; its height is the tokens computed in it, the dotted line the "
         "most that it may compute. From the bottom: decodes (green), prompts (blue), work done twice (orange), and "
-        "hatched what the prefix cache saved; without colours each has its own sign. ▼ below: somebody was preempted.",
+        "hatched what the prefix cache saved; without colours each has its own sign. ▼ below: somebody was preempted. "
+        "Of a server elsewhere a column is a poll, and its height what an iteration computed in the mean.",
     ),
     "requests": Entry(
         "Requests",
         "A row is a request: its letter, its progress (12/60 output tokens; during a prefill computed of needed "
         "tokens), its KV blocks (▦), its preemptions (×2), and its life in the columns of the token budget. Rows stand "
-        "in the scheduler's order: running, a line that says what the next one waits for, waiting, ended.",
+        "in the scheduler's order: running, a line that says what the next one waits for, waiting, ended. Of a server "
+        "elsewhere only requests that were sent from here have rows.",
     ),
     "step": Entry(
         "Step",
         "One decision of the scheduler. The bar is the budget: a letter for each request that got a share, dots for "
         "what stayed unused. Below, in words: who was preempted for whom, who got how much and why not more, who waits "
-        "for what; and at the end where the time went.",
+        "for what; and at the end where the time went. Of a server elsewhere: what it told when it was asked last.",
     ),
     "blocks": Entry(
         "KV blocks",
         "The memory: every block with the letter of who holds it, how full it is, how many share it (2), and whether "
         "it has just lost its cached content (~). ░ is free, but its content is still known. When nothing is free any "
-        "more, somebody is preempted.",
+        "more, somebody is preempted. Of a server elsewhere: how much requests hold, and with KV events a tree of the "
+        "blocks (▪, new ones ▣) that its prefix cache knows; what stands under └ follows the block before it.",
     ),
     "events": Entry(
         "Events",
@@ -269,7 +292,8 @@ PANELS = {
     "latency": Entry(
         "Latency",
         "How long people wait: until the first token (TTFT) and between two tokens (ITL), for short and long prompts "
-        "apart. While a long prompt is being computed the gaps of all others grow, the more the larger the budget is.",
+        "apart. While a long prompt is being computed the gaps of all others grow, the more the larger the budget is. "
+        "Of a server elsewhere: all its requests since we look, between the bounds it counts in, and mine exactly.",
     ),
     "waste": Entry(
         "Waste",

@@ -12,6 +12,7 @@ from math import floor
 from statistics import median
 
 from app.view import Sample, StepBar
+from engine.poll import Histogram
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +49,21 @@ def percentile(ordered: Sequence[float], percent: float) -> float:
     return ordered[below] + (ordered[below + 1] - ordered[below]) * (position - below)
 
 
-def distribution(samples: Iterable[Sample], *, is_long: bool) -> Distribution | None:
-    """Of the requests with a long prompt, or of those with a short one; None if there are no samples of these."""
-    ordered = sorted([sample.seconds for sample in samples if sample.is_long == is_long])
+def distribution(samples: Iterable[Sample], *, is_long: bool | None = None) -> Distribution | None:
+    """Of the requests with a long prompt, or of those with a short one, or of all; None if there are no samples."""
+    ordered = sorted([sample.seconds for sample in samples if is_long in (None, sample.is_long)])
     if not ordered:
         return None
     p50, p95, p99 = (percentile(ordered, percent) for percent in (50, 95, 99))
     return Distribution(len(ordered), p50, p95, p99, ordered[-1])
+
+
+def between_bounds(histogram: Histogram) -> Distribution | None:
+    """Of values that were only counted between bounds: its percentiles lie on a line between two of them, and the
+    highest value is at most its bound. None if there are no values."""
+    known = [histogram.quantile(share) for share in (0.5, 0.95, 0.99, 1.0)]
+    p50, p95, p99, most = (value or 0.0 for value in known)
+    return Distribution(histogram.count, p50, p95, p99, most) if histogram.count else None
 
 
 def by_step(samples: Reversible[Sample], since: int) -> dict[int, Sample]:

@@ -68,6 +68,10 @@ class Parameters:
         """What holds from the next step on, as far as the engine has said."""
         self.message = ""
         """Why the last change was not made, or not as it was asked for."""
+        self.is_elsewhere = False
+        """They are those of a server that was started elsewhere, where nobody can change them."""
+        self.unknown: frozenset[str] = frozenset()
+        """Those that such a server does not tell; what stands in `config` is not theirs."""
         self._asked: deque[Changes] = deque()
 
     def begin(self, start: EngineConfig) -> None:
@@ -94,7 +98,7 @@ class Parameters:
 
     def is_ignored(self, name: str) -> bool:
         """It does nothing under the policy in force. Of one that somebody wrote elsewhere nothing is known."""
-        policy = POLICIES.get(self.config.policy)
+        policy = None if self.is_elsewhere else POLICIES.get(self.config.policy)
         return policy is not None and name in policy.ignored
 
     def to_reset(self) -> Changes:
@@ -117,6 +121,11 @@ class Parameters:
         """The engine has not made the oldest of the changes asked for."""
         self._answered()
         self.message = reason
+
+    def look_at(self, config: EngineConfig, unknown: Iterable[str]) -> None:
+        """They are those of a server elsewhere, and these of them it does not tell."""
+        self.start = self.config = config
+        self.unknown, self.is_elsewhere = frozenset(unknown), True
 
     def forget(self) -> None:
         """The engine has ended, and with it what was asked of it."""

@@ -6,6 +6,7 @@ import msgspec
 
 from engine.config import EngineConfig
 from engine.request import SamplingParams
+from engine.tokenizer import Conversation
 from engine.trace import StepTrace
 
 
@@ -31,18 +32,21 @@ class Piece(msgspec.Struct, frozen=True):
 
 
 class AddRequest(_Message, frozen=True):
-    """A chat message to answer. `max_prompt_tokens` keeps only the last so many tokens of it.
+    """A chat message or a conversation to answer, or token ids to continue.
 
-    With `pieces` the prompt is these, one behind the other, and no chat message: what counts is how long it is.
+    `max_prompt_tokens` keeps only the last so many tokens of it. With `pieces` the prompt is these, one behind the
+    other, and no chat message: what counts is how long it is.
     """
 
     request_id: str
-    prompt: str
+    prompt: str | tuple[int, ...] | Conversation
     label: str
     params: SamplingParams
     max_prompt_tokens: int | None = None
     priority: int = 0
     pieces: tuple[Piece, ...] = ()
+    raw: bool = False
+    """A text goes in as it stands, without a chat template."""
 
 
 class Abort(_Message, frozen=True):
@@ -106,6 +110,8 @@ class Loading(_Message, frozen=True):
     what: str
     done: int = 0
     total: int = 0
+    hint: str = "keys work already; what you send waits for the model"
+    """What a person can do meanwhile."""
 
 
 class Server(msgspec.Struct, frozen=True):
@@ -157,10 +163,11 @@ class Accepted(_Message, frozen=True):
 
 
 class Refused(_Message, frozen=True):
-    """A request that was not taken, and why."""
+    """A request that was not taken, and why. `parameter` is the one whose value was wrong, if it was one."""
 
     request_id: str
     reason: str
+    parameter: str | None = None
 
 
 class Reconfigured(_Message, frozen=True):
@@ -192,6 +199,12 @@ class Notice(_Message, frozen=True):
     text: str
 
 
+class FromClient(_Message, frozen=True):
+    """A client of our server has sent this request to the engine, past whoever else listens to it."""
+
+    request: AddRequest
+
+
 class Failed(_Message, frozen=True):
     """The engine cannot go on, and why."""
 
@@ -211,6 +224,7 @@ Event = (
     | PaceSet
     | ScriptEnded
     | Notice
+    | FromClient
     | Failed
 )
 

@@ -10,11 +10,11 @@ from contextlib import suppress
 from app import protocol
 from app.protocol import Command, Event
 from app.recording import Recording
+from app.session import NO_ENGINE
 from engine.trace import StepTrace
 
 LONGEST_GAP = 2.0
 """Seconds between two steps that are waited for at most: nothing happened in a longer one."""
-NO_ENGINE = "this is a recording, in which nothing can be changed; `nanoviz` runs an engine."
 
 
 class Replay:

@@ -119,9 +119,10 @@ class Run:
         ended = trace.started + trace.times.total
         for output in trace.outputs:
             row = self._alive[output.request_id]
-            row.token_ids.append(output.token_id)
+            if output.token_id >= 0:
+                row.token_ids.append(output.token_id)
             row.token_steps.append(trace.step)
-            row.token_times.append(ended)
+            row.token_times.append(ended if output.time is None else output.time)
         for finished in trace.finished:
             self._alive.pop(finished.request_id)
         bar = view.bars[-1]

@@ -20,11 +20,15 @@ from app.protocol import EngineOptions, Event
 from app.run import Run
 from app.view import EngineView
 from engine.config import EngineConfig
+from engine.trace import StepTrace
 
+NO_ENGINE = "this is a recording, in which nothing can be changed; `nanoviz` runs an engine."
+READ_ONLY = "--read-only: nothing is sent to this server."
+NOT_OURS = "this server was started elsewhere: its parameters stay as they are, and presets need `nanoviz` itself."
 LONGEST_WAIT = 0.5
 """Seconds that count at most between two looks at the load: who stops the program and goes on later wants no flood."""
 
-EngineState = Literal["loading", "running", "idle", "paused", "dead"]
+EngineState = Literal["loading", "running", "idle", "paused", "dead", "away"]
 
 
 class Source(Protocol):
@@ -47,6 +51,8 @@ class Pending:
     request_id: str
     label: str
     state: str
+    is_from_client: bool = False
+    """Nobody here has sent it."""
 
 
 class Session:
@@ -97,11 +103,11 @@ class Session:
         """The run of a script as tables, up to its end."""
         self.script_ended = False
         self.was_touched = False
-        """A person has sent something into this run, or changed it."""
+        """A person or a client has sent something into this run, or changed it."""
         self.was_held = False
         """Its pace was limited, or it was stepped by hand."""
         self._sent: dict[str, protocol.AddRequest] = {}
-        """What was sent into this run, by the script or by a person."""
+        """What was sent into this run, by the script, by a person or by a client of our server."""
         self.parameters.forget()
 
     @property
@@ -123,6 +129,8 @@ class Session:
             return "loading"
         if self.paused:
             return "paused"
+        if self.problem:
+            return "away"
         return "running" if self.is_busy else "idle"
 
     @property
@@ -134,16 +142,47 @@ class Session:
     def is_busy(self) -> bool:
         """Somebody has not been served to the end."""
         trace = self.view.trace
+        if trace and trace.poll:
+            return bool(self.pending or trace.poll.num_running or trace.poll.num_waiting)
         return bool(self.pending) or (
             trace is not None
             and (trace.num_waiting > 0 or any(self.view.requests[r].finished is None for r in trace.running))
         )
+
+    @property
+    def problem(self) -> str:
+        """Why a server elsewhere told nothing when it was asked last; "" if it answered."""
+        return self.view.poll.problem if self.view.poll else ""
+
+    @property
+    def server(self) -> protocol.Server | None:
+        """The server elsewhere that is looked at, if there is no engine of ours."""
+        return self.ready.server if self.ready else None
+
+    @property
+    def why_not_sent(self) -> str:
+        """Why nothing can be sent; "" if it can."""
+        if self.is_recording:
+            return NO_ENGINE
+        return READ_ONLY if self.server and self.server.read_only else ""
+
+    @property
+    def why_not_changed(self) -> str:
+        """Why no parameter can be changed and no preset be played; "" if they can."""
+        if self.is_recording:
+            return NO_ENGINE
+        return NOT_OURS if self.server else ""
 
     def can_abort(self, request_id: str | None) -> bool:
         """Whether this is a request that was sent and has not ended."""
         request = self.view.requests.get(request_id or "")
         is_alive = request_id in self.pending or (request is not None and not request.finished)
         return is_alive and not self.failed
+
+    def is_from_client(self, request_id: str) -> bool:
+        """Whether this is a request of a client that has not been in a trace yet."""
+        pending = self.pending.get(request_id)
+        return pending is not None and pending.is_from_client
 
     # What comes from the engine.
 
@@ -165,13 +204,17 @@ class Session:
                 if self.run and not self.script_ended:
                     self.run.apply(trace)
                     self.run.was_held, self.run.was_touched = self.was_held, self.was_touched
-                self.parameters.config = trace.config
+                self._learn(trace)
             case protocol.Loading():
                 self.loading = event
             case protocol.Ready():
                 self.was_ready = True
                 if event.run == self._num_runs:
                     self.ready, self.loading, self._is_heard = event, None, True
+            case protocol.FromClient(request):
+                self.was_touched = True
+                self._sent[request.request_id] = request
+                self.pending[request.request_id] = Pending(request.request_id, request.label, "sent", True)
             case protocol.Accepted(request_id, num_prompt_tokens):
                 if pending := self.pending.get(request_id):
                     state = f"{num_prompt_tokens} tokens, accepted for the next step"
@@ -201,6 +244,13 @@ class Session:
                 if not self._is_heard:  # it could not begin anew with these
                     self.parameters.begin(self.options.config)
                     self.could_not_begin = True
+
+    def _learn(self, trace: StepTrace) -> None:
+        """Take over the parameters of a step."""
+        if trace.poll is None:
+            self.parameters.config = trace.config
+        elif not trace.poll.problem:
+            self.parameters.look_at(trace.config, trace.poll.unknown)
 
     # What is asked of it.
 
@@ -244,7 +294,7 @@ class Session:
     @property
     def is_load_on(self) -> bool:
         """Requests arrive by themselves now."""
-        return bool(self.load.rate and self.ready and not self.failed and not self.paused and not self.is_recording)
+        return bool(self.load.rate and self.ready and not self.failed and not self.paused and not self.why_not_sent)
 
     @property
     def is_recording(self) -> bool:

@@ -17,7 +17,9 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from engine.config import EngineConfig
 
 PREFIX = "NANOVIZ_"
-OTHER_VARIABLES = ("NANOVIZ_CONFIG", "NANOVIZ_CACHE")
+API_KEY = "NANOVIZ_API_KEY"
+"""The key of a server: a variable and nothing else. Flags and files can be seen by others."""
+OTHER_VARIABLES = ("NANOVIZ_CONFIG", "NANOVIZ_CACHE", API_KEY)
 KEYS = "keys"
 """The table of the settings file that says which keys run which command; `app.keys` reads it."""
 

@@ -79,12 +79,12 @@ REQUEST_COLUMNS: Columns[RequestRow] = {
 
 def steps_csv(run: Run) -> Iterator[bytes]:
     """A row for each step, in pieces."""
-    return _csv(STEP_COLUMNS, run.steps)
+    return as_csv(STEP_COLUMNS, run.steps)
 
 
 def requests_csv(run: Run) -> Iterator[bytes]:
     """A row for each request in the order of arrival, in pieces."""
-    return _csv(REQUEST_COLUMNS, run.requests)
+    return as_csv(REQUEST_COLUMNS, run.requests)
 
 
 def tables_json(run: Run, about: Mapping[str, Any]) -> Iterator[bytes]:
@@ -95,9 +95,16 @@ def tables_json(run: Run, about: Mapping[str, Any]) -> Iterator[bytes]:
     """
     yield msgspec.json.encode(about)[:-1] + b',"steps":[\n'
     yield from _joined(_record(STEP_COLUMNS, row) for row in run.steps)
-    yield b'\n],"requests":[\n'
+    yield b"\n],"
+    yield from requests_json(run)
+    yield b"}\n"
+
+
+def requests_json(run: Run) -> Iterator[bytes]:
+    """The key "requests" and its rows, in pieces."""
+    yield b'"requests":[\n'
     yield from _joined({**_record(REQUEST_COLUMNS, row), **_details(row)} for row in run.requests)
-    yield b"\n]}\n"
+    yield b"\n]"
 
 
 def _record(columns: Columns[Row], row: Row) -> dict[str, Value]:
@@ -121,7 +128,8 @@ def _joined(records: Iterable[dict[str, Any]]) -> Iterator[bytes]:
         separator = b",\n"
 
 
-def _csv(columns: Columns[Row], rows: Iterable[Row]) -> Iterator[bytes]:
+def as_csv(columns: Columns[Row], rows: Iterable[Row]) -> Iterator[bytes]:
+    """A line of the columns' names, and one for each row, in pieces."""
     buffer = io.StringIO(newline="")
     writer = csv.writer(buffer)
     writer.writerow(columns)

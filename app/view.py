@@ -7,15 +7,19 @@ same fold serves a live engine, a recording and a replay.
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Iterator
 from copy import copy
 from dataclasses import dataclass, field, fields, replace
 from itertools import takewhile
+from math import ceil
 from typing import Literal, get_args
 
 import msgspec
 
+from app.server_view import ServerView, token_rates
 from engine.config import EngineConfig
-from engine.trace import Arrival, Finished, Preemption, Scheduled, StepTrace
+from engine.poll import Poll
+from engine.trace import Arrival, Finished, Output, Preemption, Scheduled, StepTrace
 
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 MAX_FINISHED = 50
@@ -27,7 +31,7 @@ LONG_PROMPT = 128
 """Tokens from which a prompt counts as long where latencies are told apart."""
 
 SpanKind = Literal["waiting", "prefill", "decode", "recompute"]
-EventKind = Literal["first token", "preempted", "resumed", "finished", "aborted", "changed"]
+EventKind = Literal["first token", "preempted", "resumed", "finished", "aborted", "changed", "server"]
 Measure = Literal["queue", "ttft", "itl", "e2e"]
 
 
@@ -116,6 +120,7 @@ class StepBar(msgspec.Struct, frozen=True, gc=False):
     cached: int
     """Tokens that the prefix cache saved at this step's admissions."""
     budget: int
+    """Or, of a server that does not tell it, the most that was seen."""
     num_preemptions: int
     num_changes: int = 0
     """Parameters that have another value from this step on."""
@@ -123,6 +128,7 @@ class StepBar(msgspec.Struct, frozen=True, gc=False):
     """The longest gap between two tokens of a request, of those that ended with this step, in seconds."""
     preempted_gap: float = 0.0
     """The same of requests that were preempted meanwhile, which are not in `gap`."""
+    has_budget: bool = True
 
     @property
     def total(self) -> int:
@@ -140,7 +146,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class EventView:
-    """Something that happened at a step: to a request, or (kind "changed") to a parameter."""
+    """Something that happened at a step: to a request, to a parameter (kind "changed") or to a server ("server")."""
 
     step: int
     kind: EventKind
@@ -156,6 +162,12 @@ class EventView:
     """Of one that comes back after a preemption: tokens that it has to compute again."""
     num_cached_tokens: int = 0
     """And those that the prefix cache still held."""
+    count: int = 1
+    """Preemptions that a server counted; it does not say of whom."""
+    told: str = ""
+    """What happened to a server."""
+    is_trouble: bool = False
+    """It is nothing good."""
 
 
 class Sample(msgspec.Struct, frozen=True, gc=False):
@@ -213,6 +225,8 @@ class EngineView:
         self.totals = Totals()
         self.num_preemptions = 0
         self.num_finished = 0
+        self.server: ServerView | None = None
+        """What polls add up to, if it is a server elsewhere."""
         self.note = ""
         """What was said last by whoever drives the engine."""
         self._last_number = -1
@@ -236,6 +250,7 @@ class EngineView:
         view.cached = self.cached.copy()
         view.samples = {measure: samples.copy() for measure, samples in self.samples.items()}
         view.totals = self.totals.copy()
+        view.server = self.server.copy() if self.server else None
         view._recent = self._recent.copy()
         return view
 
@@ -252,6 +267,16 @@ class EngineView:
     @property
     def config(self) -> EngineConfig | None:
         return self.trace.config if self.trace else None
+
+    @property
+    def poll(self) -> Poll | None:
+        """If the last trace is a look at a server elsewhere: that."""
+        return self.trace.poll if self.trace else None
+
+    @property
+    def unit(self) -> str:
+        """What a trace stands for, in a word."""
+        return "poll" if self.poll else "step"
 
     def letter(self, request_id: str) -> str:
         """The letter of a request; "?" for one that has been forgotten."""
@@ -271,8 +296,8 @@ class EngineView:
             forgotten = self.finished.popleft()
             del self.requests[forgotten]
             self._own.discard(forgotten)
-        before = self.trace.config if self.trace else self._first_config
-        changes = config_changes(before, trace.config) if before else []
+        changes = self._changes(trace)
+        before = self.poll
         if self.trace and _is_idle_after(self.trace):
             self._recent.clear()  # what lies between is no time that a step took
         self.trace = trace
@@ -287,18 +312,15 @@ class EngineView:
         for scheduled in trace.scheduled:
             self._schedule(scheduled, trace)
         for output in trace.outputs:
-            request = self._to_change(output.request_id)
-            request.num_output_tokens += 1
-            request.text += output.text
-            request.last_text = output.text
-            self._time(request, trace)
-            if request.num_output_tokens == 1:
-                self.events.append(EventView(step, "first token", output.request_id, number=request.number))
+            self._take_output(output, trace)
         for finished in trace.finished:
             self._finish(finished, step)
         for request_id, table in self.tables.items():
             if self.requests[request_id].num_blocks != len(table):
                 self._to_change(request_id).num_blocks = len(table)
+        if trace.poll:
+            self._take_poll(trace.poll, trace, before, len(changes))
+            return
         self._recent.append((trace.started, len(trace.outputs)))
         self.bars.append(
             StepBar(
@@ -316,10 +338,67 @@ class EngineView:
         )
         self._add_up(trace, self.bars[-1])
 
-    def _time(self, request: RequestView, trace: StepTrace) -> None:
-        """Note when a token was there: when its step was over."""
-        now = trace.started + trace.times.total
-        if request.num_output_tokens == 1:
+    def _changes(self, trace: StepTrace) -> list[Change]:
+        """Which parameters have another value from this trace on, of those that are known before and after."""
+        if trace.poll is None:
+            before = self.trace.config if self.trace else self._first_config
+            return config_changes(before, trace.config) if before else []
+        if self.trace is None or self.trace.poll is None:
+            return []
+        unknown = {*trace.poll.unknown, *self.trace.poll.unknown}
+        return [change for change in config_changes(self.trace.config, trace.config) if change.name not in unknown]
+
+    def _take_poll(self, poll: Poll, trace: StepTrace, before: Poll | None, num_changes: int) -> None:
+        """Take in what a server told, and what became of it since the poll before."""
+        self.server = self.server or ServerView()
+        self.server.apply(poll, trace.step)
+        for told, is_trouble in news(poll, before):
+            self.events.append(EventView(trace.step, "server", told=told, is_trouble=is_trouble))
+        if poll.num_preemptions:
+            self.num_preemptions += poll.num_preemptions
+            self.events.append(EventView(trace.step, "preempted", count=poll.num_preemptions))
+        if poll.finished is not None:
+            self.num_finished = self.server.finished.total()
+        rates = token_rates(poll)
+        known = rates.unit == "iteration" and poll.tells("max_num_batched_tokens")
+        itl = poll.latencies.get("itl")
+        self.bars.append(
+            StepBar(
+                trace.step,
+                ceil(rates.decode),
+                ceil(rates.prefill),
+                0,
+                ceil(rates.cached),
+                trace.config.max_num_batched_tokens if known else self.server.most_tokens,
+                poll.num_preemptions or 0,
+                num_changes,
+                (itl.mean if itl else None) or 0.0,
+                has_budget=known,
+            )
+        )
+        self.totals.computed += (poll.num_prompt_tokens or 0) + (poll.num_generation_tokens or 0)
+        self.totals.saved += poll.num_cached_tokens or 0
+        if known:
+            self.totals.budget += (poll.num_iterations or 0) * trace.config.max_num_batched_tokens
+
+    def _take_output(self, output: Output, trace: StepTrace) -> None:
+        request = self._to_change(output.request_id)
+        is_first = not request.num_output_tokens
+        request.num_output_tokens += output.num_tokens
+        request.num_prompt_tokens = output.num_prompt_tokens or request.num_prompt_tokens
+        request.text += output.text
+        request.last_text = output.text if request.last_token_step < trace.step else request.last_text + output.text
+        if trace.poll:  # all that is known of its life is when tokens came
+            request.last_step = trace.step
+            _spend(request.spans, "decode", trace.step)
+        self._time(request, trace, output.time, is_first=is_first)
+        if is_first:
+            self.events.append(EventView(trace.step, "first token", output.request_id, number=request.number))
+
+    def _time(self, request: RequestView, trace: StepTrace, at: float | None, *, is_first: bool) -> None:
+        """Note when a token was there: when its step was over, unless it is told."""
+        now = trace.started + trace.times.total if at is None else at
+        if is_first:
             request.ttft = now - request.arrived
             self.samples["ttft"].append(Sample(trace.step, request.ttft, request.is_long))
         else:
@@ -447,13 +526,7 @@ class EngineView:
             request.num_cached_tokens = scheduled.num_cached_tokens
             if request.preempted_at:
                 self._resume(request, scheduled, step)
-        span = request.spans[-1]
-        if span.kind == scheduled.kind and span.last == step - 1:
-            span.last = step
-            return
-        if span.last is None:
-            span.last = step - 1
-        request.spans.append(Span(scheduled.kind, step, step))
+        _spend(request.spans, scheduled.kind, step)
 
     def _resume(self, request: RequestView, scheduled: Scheduled, step: int) -> None:
         """Now it is known what its preemption costs: what the prefix cache still held need not be computed again."""
@@ -482,6 +555,27 @@ class EngineView:
         kind: EventKind = "aborted" if finished.reason == "abort" else "finished"
         self.events.append(EventView(step, kind, finished.request_id, finished=finished, number=request.number))
         self.finished.append(finished.request_id)
+
+
+def _spend(spans: list[Span], kind: SpanKind, step: int) -> None:
+    """Let a request's life go on: this step was spent so."""
+    span = spans[-1]
+    if span.kind == kind and span.last in (step - 1, step):
+        span.last = step
+        return
+    if span.last is None:
+        span.last = step - 1
+    spans.append(Span(kind, step, step))
+
+
+def news(poll: Poll, before: Poll | None) -> Iterator[tuple[str, bool]]:
+    """What has happened to a server since the poll before, and whether that is trouble."""
+    if poll.problem and (before is None or before.problem != poll.problem):
+        yield poll.problem, True
+    if before and before.problem and not poll.problem:
+        yield "answers again", False
+    if poll.restarted:
+        yield "has begun anew: all counts start from 0", False
 
 
 def _is_idle_after(trace: StepTrace) -> bool:

@@ -18,7 +18,7 @@ from app.palette import (
     style,
 )
 from app.panels.panel import Part
-from app.text import printable
+from app.text import fit, printable
 from app.view import EngineView, EventView, letter
 from engine.config import EngineConfig
 from engine.trace import Blocked, Finished, Preemption, PreemptionCause, Scheduled, StepTrace, UnservedReason
@@ -172,8 +172,16 @@ def happened(event: EventView, width: int) -> Sentence:
     """An event in one line of at most `width` cells, its sign first. What matters least goes if room is short."""
     match event.kind:
         case "preempted":
-            assert event.preemption is not None
+            if event.preemption is None:
+                texts = [f"{plural(event.count, 'preemption')}; of whom is not told", plural(event.count, "preemption")]
+                return [("× ", style(PREEMPTED, bold=True)), _longest(texts, width - 2)]
             return _was_preempted(event, event.preemption, width)
+        case "server":
+            look = style(PREEMPTED if event.is_trouble else DECODE, bold=True)
+            return [
+                ("✗ " if event.is_trouble else "↺ ", look),
+                (fit(printable(event.told), width - 2).rstrip(), style(TEXT)),
+            ]
         case "first token":
             return [("▸ ", style(DECODE)), *letter_of(event.number), ("first token", style(DIM))]
         case "resumed":

@@ -207,13 +207,13 @@ class Worker:
                 asked.params,
                 request_id=asked.request_id,
                 priority=asked.priority,
-                chat=not asked.pieces,
+                chat=not asked.raw,
                 label=asked.label,
                 truncate_prompt_tokens=asked.max_prompt_tokens,
                 arrival_time=self._clock() - (time.perf_counter() - max(received, self._began)),
             )
         except RequestError as error:
-            send(self._connection, protocol.Refused(asked.request_id, str(error)))
+            send(self._connection, protocol.Refused(asked.request_id, str(error), error.parameter))
         else:
             request = self._engine.scheduler.requests[asked.request_id]
             send(self._connection, protocol.Accepted(asked.request_id, request.num_prompt_tokens))

@@ -12,8 +12,11 @@ from engine.config import ConfigError, EngineConfig
 from engine.detokenizer import Detokenizer
 from engine.request import FinishReason, Request, RequestError, SamplingParams
 from engine.scheduler import Scheduler, SchedulerOutput
-from engine.tokenizer import Tokenizer
+from engine.tokenizer import Conversation, Tokenizer
 from engine.trace import MAX_WAITING_IDS, Arrival, Finished, Output, PhaseTimes, StepTrace
+
+Prompt = str | Sequence[int] | Conversation
+"""Text, token ids, or a conversation to answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +83,7 @@ class LLMEngine:
 
     def add_request(
         self,
-        prompt: str | Sequence[int],
+        prompt: Prompt,
         params: SamplingParams | None = None,
         *,
         request_id: str | None = None,
@@ -90,19 +93,22 @@ class LLMEngine:
         truncate_prompt_tokens: int | None = None,
         arrival_time: float | None = None,
     ) -> str:
-        """Queue a prompt (text, or token ids); returns its id.
+        """Queue a prompt; returns its id.
 
-        `priority`: smaller is more urgent; policies that do not look at it take no notice. `chat` puts the text into
-        the model's chat template. `label` is for people. `truncate_prompt_tokens` keeps only the last so many tokens
-        of the prompt (vLLM's parameter of that name). `arrival_time`: when it came, by the engine's clock; by default
-        now, but a server may have taken it in while a step ran.
+        `priority`: smaller is more urgent; policies that do not look at it take no notice. `chat` puts a text into
+        the model's chat template, as a conversation always is. `label` is for people. `truncate_prompt_tokens` keeps
+        only the last so many tokens of the prompt (vLLM's parameter of that name). `arrival_time`: when it came, by the
+        engine's clock; by default now, but a server may have taken it in while a step ran.
         Raises RequestError, with the numbers, for what could never be served; the engine is unchanged then.
         """
         params = params or SamplingParams()
         token_ids = self._token_ids(prompt, chat)
         if truncate_prompt_tokens is not None:
             if truncate_prompt_tokens < 1:
-                raise RequestError(f"truncate_prompt_tokens is {truncate_prompt_tokens}; keep at least 1 token.")
+                raise RequestError(
+                    f"truncate_prompt_tokens is {truncate_prompt_tokens}; keep at least 1 token.",
+                    "truncate_prompt_tokens",
+                )
             token_ids = token_ids[-truncate_prompt_tokens:]
         if request_id is None:
             request_id = self._next_request_id()
@@ -120,7 +126,7 @@ class LLMEngine:
         if self._tokenizer:
             self._detokenizers[request_id] = Detokenizer(self._tokenizer.decode, token_ids, params.stop)
         self.scheduler.add_request(request)
-        text = prompt if isinstance(prompt, str) else self._tokenizer.decode(token_ids) if self._tokenizer else ""
+        text = self._text_of(prompt, token_ids)
         self._arrivals.append(
             Arrival(request_id, label, text, len(token_ids), params.max_tokens, request.times.arrival, priority)
         )
@@ -220,7 +226,7 @@ class LLMEngine:
         return trace
 
     def generate(
-        self, prompts: Sequence[str | Sequence[int]], params: SamplingParams | None = None, *, chat: bool = False
+        self, prompts: Sequence[Prompt], params: SamplingParams | None = None, *, chat: bool = False
     ) -> list[RequestOutput]:
         """Serve these prompts to their ends, together; outputs in the prompts' order.
 
@@ -255,14 +261,25 @@ class LLMEngine:
         self._num_requests += 1
         return str(self._num_requests - 1)
 
-    def _token_ids(self, prompt: str | Sequence[int], chat: bool) -> list[int]:
-        if not isinstance(prompt, str):
+    def _token_ids(self, prompt: Prompt, chat: bool) -> list[int]:
+        if not isinstance(prompt, str | Conversation):
             return list(prompt)
         if self._tokenizer is None:
             raise RequestError("this engine has no tokenizer; give it token ids.")
-        if any("\ud800" <= character <= "\udfff" for character in prompt):
+        texts = [prompt] if isinstance(prompt, str) else [message.content for message in prompt.messages]
+        if any("\ud800" <= character <= "\udfff" for text in texts for character in text):
             raise RequestError("the prompt is not valid text: it holds bytes that are no UTF-8.")
-        return self._tokenizer.encode_chat(prompt) if chat else self._tokenizer.encode(prompt)
+        if isinstance(prompt, str) and not chat:
+            return self._tokenizer.encode(prompt)
+        return self._tokenizer.encode_chat(prompt)
+
+    def _text_of(self, prompt: Prompt, token_ids: Sequence[int]) -> str:
+        """What people are told that the prompt was: of a conversation, what the user said last."""
+        if isinstance(prompt, str):
+            return prompt
+        if isinstance(prompt, Conversation):
+            return prompt.last_of_user
+        return self._tokenizer.decode(token_ids) if self._tokenizer else ""
 
     def _refuse_if_hopeless(self, request_id: str, token_ids: Sequence[int]) -> None:
         if not token_ids:
@@ -272,7 +289,8 @@ class LLMEngine:
         if len(token_ids) >= self.config.max_model_len:
             raise RequestError(
                 f"the prompt has {len(token_ids)} tokens and max_model_len is {self.config.max_model_len}: "
-                f"no room for a single output token. Shorten it to at most {self.config.max_model_len - 1}."
+                f"no room for a single output token. Shorten it to at most {self.config.max_model_len - 1}.",
+                "input_tokens",
             )
         if self._vocab_size is not None and not 0 <= min(token_ids) <= max(token_ids) < self._vocab_size:
             wrong = next(t for t in token_ids if not 0 <= t < self._vocab_size)

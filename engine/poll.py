@@ -1,7 +1,7 @@
 """Poll: what one look at a running server told, as the part of a step trace that our own engine has no use for.
 
-A server elsewhere does not tell its steps. It has gauges and counters that are read now and then, so such a trace stands
-for all that happened since the one before it. What a server does not tell is None here, never a guess.
+A server elsewhere does not tell its steps. It has gauges and counters that are read now and then, so such a trace
+stands for all that happened since the one before it. What a server does not tell is None here, never a guess.
 """
 
 from __future__ import annotations

@@ -10,7 +10,11 @@ from hashlib import sha256
 
 
 class RequestError(ValueError):
-    """A request that cannot be served; the text says why, with the numbers."""
+    """A request that cannot be served; the text says why, with the numbers, `parameter` whose value it is about."""
+
+    def __init__(self, text: str, parameter: str | None = None) -> None:
+        super().__init__(text)
+        self.parameter = parameter
 
 
 class RequestStatus(StrEnum):
@@ -49,17 +53,17 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1:
-            raise RequestError(f"max_tokens is {self.max_tokens}; ask for at least 1 token.")
+            raise RequestError(f"max_tokens is {self.max_tokens}; ask for at least 1 token.", "max_tokens")
         if not 0 <= self.temperature < float("inf"):
-            raise RequestError(f"temperature is {self.temperature}; it must be 0 (greedy) or more.")
+            raise RequestError(f"temperature is {self.temperature}; it must be 0 (greedy) or more.", "temperature")
         if not 0 < self.top_p <= 1:
-            raise RequestError(f"top_p is {self.top_p}; it must be above 0 and at most 1.")
+            raise RequestError(f"top_p is {self.top_p}; it must be above 0 and at most 1.", "top_p")
         if self.top_k < 0:
-            raise RequestError(f"top_k is {self.top_k}; it must be 0 (all) or more.")
+            raise RequestError(f"top_k is {self.top_k}; it must be 0 (all) or more.", "top_k")
         if self.seed is not None and not -(2**63) <= self.seed < 2**64:
-            raise RequestError(f"seed is {self.seed}; it must fit into 64 bits.")
+            raise RequestError(f"seed is {self.seed}; it must fit into 64 bits.", "seed")
         if any(not stop for stop in self.stop):
-            raise RequestError("a stop string is empty; it would end every output at once.")
+            raise RequestError("a stop string is empty; it would end every output at once.", "stop")
 
 
 @dataclass(slots=True)

@@ -3,10 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from engine.progress import one_line
 from engine.request import RequestError
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of a conversation. `role` is system, user or assistant."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What was said so far, to be answered."""
+
+    messages: tuple[Message, ...]
+
+    @property
+    def last_of_user(self) -> str:
+        """What the user said last; nothing if it was not heard yet."""
+        return next((message.content for message in reversed(self.messages) if message.role == "user"), "")
 
 
 class Tokenizer:
@@ -32,23 +53,26 @@ class Tokenizer:
         """Raw text behind one BOS where the model has one. Special tokens spelled out in it become those tokens."""
         return self._one_bos(list(self._tokenizer(text).input_ids) if text else [])
 
-    def encode_chat(self, text: str) -> list[int]:
-        """A user's message in the model's chat template, up to where the answer begins.
+    def encode_chat(self, asked: str | Conversation) -> list[int]:
+        """A user's message, or a whole conversation, in the model's chat template, up to where the answer begins.
 
-        A model without a template gets the raw text, as `encode` gives it. An empty message is an empty prompt.
-        Raises RequestError if the template refuses the message.
+        A model without a template gets the raw text, as `encode` gives it, each message on a line of its own. An empty
+        message is an empty prompt. Raises RequestError if the template refuses the messages.
         """
-        if not text or not self.has_chat_template:
-            return self.encode(text)
+        messages = (Message("user", asked),) if isinstance(asked, str) else asked.messages
+        if not any(message.content for message in messages) or not self.has_chat_template:
+            return self.encode("\n".join(message.content for message in messages))
         try:
             rendered = self._tokenizer.apply_chat_template(
-                [{"role": "user", "content": text}],
+                [{"role": message.role, "content": message.content} for message in messages],
                 tokenize=False,
                 add_generation_prompt=True,
                 enable_thinking=False,
             )
         except Exception as error:  # a template is a program of its own and may throw anything
-            raise RequestError(f"the model's chat template refuses the message: {one_line(error)}") from error
+            raise RequestError(
+                f"the model's chat template refuses the messages: {one_line(error)}", "messages"
+            ) from error
         return self._one_bos(list(self._tokenizer(rendered, add_special_tokens=False).input_ids))
 
     def decode(self, token_ids: Sequence[int]) -> str:

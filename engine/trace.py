@@ -1,8 +1,9 @@
 """StepTrace: the immutable record of what one engine step decided, why, and what it cost.
 
-It is the only thing that leaves the engine, and what a server elsewhere tells takes the same form (`engine.poll`). Panels, recordings and tests read these fields and nothing else, so
-whatever can be seen can also be saved, replayed and asserted. Sizes are in tokens or blocks, times in seconds of
-the engine's clock, blocks are numbered from 1 (0 is the null block).
+It is the only thing that leaves the engine, and what a server elsewhere tells takes the same form (`engine.poll`).
+Panels, recordings and tests read these fields and nothing else, so whatever can be seen can also be saved, replayed and
+asserted. Sizes are in tokens or blocks, times in seconds of the engine's clock, blocks are numbered from 1 (0 is the
+null block).
 """
 
 from __future__ import annotations

@@ -13,9 +13,9 @@ import msgspec
 
 from app.attach.address import AttachError
 from app.attach.cleaning import cleaned
+from app.settings import API_KEY
 from engine.progress import one_line
 
-KEY_VARIABLE = "NANOVIZ_API_KEY"
 ANSWER_SECONDS = 5.0
 """That a server has for a whole answer."""
 MAX_BYTES = 16 << 20
@@ -50,7 +50,7 @@ class Connection:
         key = key.strip()
         self._has_key = bool(key)
         if not (key.isascii() and key.isprintable()):
-            raise AttachError(f"{KEY_VARIABLE} holds characters that no key can have.")
+            raise AttachError(f"{API_KEY} holds characters that no key can have.")
         # A compressed answer would cost the server more than it saves.
         headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {})
         limits = httpx.Limits(max_connections=MAX_STREAMS + 8, max_keepalive_connections=8)
@@ -92,7 +92,7 @@ class Connection:
         status = response.status_code
         if status in (401, 403):
             does = "does not accept the key in" if self._has_key else "wants an API key: set"
-            what = f"{does} {KEY_VARIABLE}"
+            what = f"{does} {API_KEY}"
         elif response.is_redirect:
             place = cleaned(response.headers.get("location", "nowhere"), 100)
             what = f"sends elsewhere, to {place}: attach to that, if it is meant"

@@ -65,6 +65,7 @@ class _Own:
     """One request of ours that has not ended."""
 
     request: AddRequest
+    prompt: str
     sent: float
     is_taken: bool = False
     """The server has begun to answer."""
@@ -111,10 +112,11 @@ class OwnRequests:
 
     def begin(self, request: AddRequest, model: str, tasks: asyncio.TaskGroup) -> None:
         """Send a request, unless too many are under way."""
+        assert isinstance(request.prompt, str), "what keys send is text"
         if len(self._open) >= MAX_STREAMS:
             self._put(Refused(request.request_id, f"{MAX_STREAMS} requests of ours are open, which is the most."))
             return
-        own = _Own(request, self._clock())
+        own = _Own(request, request.prompt, self._clock())
         self._open[request.request_id] = own
         own.task = tasks.create_task(self._serve(own, model))
 
@@ -236,7 +238,7 @@ class OwnRequests:
             Arrival(
                 request_id=request.request_id,
                 label=request.label,
-                prompt=request.prompt,
+                prompt=own.prompt,
                 num_prompt_tokens=0,
                 max_tokens=request.params.max_tokens,
                 time=own.sent,

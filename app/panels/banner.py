@@ -1,4 +1,4 @@
-"""Banner: under the header while the model loads, and when the engine has ended."""
+"""Banner: under the header while the model loads, when the engine has ended, and while a server is away."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_LINES = 5
 
 
 class Banner(Panel):
-    """Nothing to see once the engine runs."""
+    """Nothing to see while the engine runs."""
 
     can_focus = False
 
@@ -23,6 +23,8 @@ class Banner(Panel):
         super().__init__(id=id, keys=keys)
         self.progress: Loading | None = None
         self.failed: Failed | None = None
+        self.problem = ""
+        """Why a server elsewhere tells nothing now."""
 
     def lines(self, width: int) -> list[list[Part]]:
         if self.failed:
@@ -34,14 +36,15 @@ class Banner(Panel):
                 lines[MAX_LINES - 1 :] = [[("  … the rest is in worker.log in nanoviz's log folder", style(DIM))]]
             return [*lines, keys]
         if self.progress is None:
-            return []
+            text = f"✗ {printable(self.problem).rstrip('.')}; it is asked again and again"
+            return wrap_parts([(text, style(PREEMPTED, bold=True))], max(20, width), indent=2) if self.problem else []
         what, done, total = self.progress.what, self.progress.done, self.progress.total
         line: list[Part] = [(f"… {printable(what)} ", style(BRIGHT))]
         if total:
             filled = BAR_WIDTH * done // total
             line += [("█" * filled, style(DECODE)), ("░" * (BAR_WIDTH - filled), style(FAINT))]
             line.append((f" {done / 1e6:.0f} of {total / 1e6:.0f} MB", style(DIM)))
-        return [line, [("  keys work already; what you send waits for the model", style(DIM))]]
+        return [*wrap_parts(line, max(20, width), indent=2), [(f"  {self.progress.hint}", style(DIM))]]
 
     def draw(self, width: int, height: int) -> list[list[Part]]:
         return self.lines(width)

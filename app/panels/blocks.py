@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from app.palette import CACHED, DIM, FAINT, TEXT, owner_cell, owner_color, owner_letter, style
 from app.panels.panel import Panel, Part, heading
+from app.panels.server_cache import server_cache
 from app.view import EngineView, RequestView
 from app.words import letters, plural
 
@@ -42,6 +43,8 @@ class BlocksPanel(Panel):
         config = self.view.config
         if config is None:
             return [heading("KV blocks", "", width), [("memory: who holds which block", style(DIM))]]
+        if self.view.poll:
+            return server_cache(self.view, self.view.poll, width, height)
         total = config.num_usable_blocks
         rows = max(1, height - 2)
         cells = CELL if total <= width // CELL * rows else 1

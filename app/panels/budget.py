@@ -21,9 +21,11 @@ from app.palette import (
 )
 from app.panels.axis import WIDE_GUTTER, columns, gutter, scale
 from app.panels.panel import Panel, Part, heading
+from app.server_view import token_rates
 from app.text import fit
 from app.view import StepBar
 from app.words import short
+from engine.poll import Poll
 
 EIGHTHS = " ▁▂▃▄▅▆▇█"
 GLYPHS = {**KIND_GLYPHS, CACHED: CACHED_GLYPH}
@@ -32,15 +34,16 @@ PREEMPTED_MARK, CHANGED_MARK, BOTH_MARK = "▼", "±", "‡"
 
 
 class BudgetPanel(Panel):
-    """Height is tokens. It stands on the same step columns as the rows of requests below it."""
+    """Height is tokens; of a server, those of an iteration in the mean of a poll.
+
+    It stands on the same step columns as the rows of requests below it.
+    """
 
     def draw(self, width: int, height: int) -> list[list[Part]]:
         left = gutter(width)
         rows = height - 2
         bars = columns(self.view, width)
-        note = " · ".join(f"{_sign(kind)}{kind}" for kind in (DECODE, PREFILL, RECOMPUTE))
-        note = f"{note} under the budget" if width >= 70 else ""
-        lines = [heading("Token budget", note, width)]
+        lines = [self._heading(width)]
         if rows < 1:
             return lines
         if not bars:
@@ -61,10 +64,20 @@ class BudgetPanel(Panel):
         lines.append(marks)
         return lines
 
+    def _heading(self, width: int) -> list[Part]:
+        if self.view.server:
+            unit = self.view.server.unit
+            note = "per poll, in the mean" if width >= 70 else "per poll"
+            return heading(f"Tokens per {unit}" if width >= 40 else f"Tokens/{unit}", note, width)
+        note = " · ".join(f"{_sign(kind)}{kind}" for kind in (DECODE, PREFILL, RECOMPUTE))
+        return heading("Token budget", f"{note} under the budget" if width >= 70 else "", width)
+
     def _numbers(self, space: str) -> list[Part]:
         """What the shown step's budget went to, in figures."""
         if not self.view.bars:
             return []
+        if self.view.poll:
+            return _numbers_of_poll(self.view.poll, self.view.bars[-1], space)
         bar = self.view.bars[-1]
         numbers: list[Part] = [
             ("this step", style(DIM)),
@@ -76,6 +89,25 @@ class BudgetPanel(Panel):
         if bar.cached:
             numbers.append((f"{_sign(CACHED, space)}{bar.cached} cached", style(CACHED)))
         return numbers
+
+
+def _numbers_of_poll(poll: Poll, bar: StepBar, space: str) -> list[Part]:
+    """What an iteration of the shown poll computed, in the mean."""
+    if poll.problem:
+        return [("no answer", style(PREEMPTED))]
+    rates = token_rates(poll)
+    numbers: list[Part] = [
+        ("this poll", style(DIM)),
+        (f"{_sign(DECODE, space)}{rates.decode:.1f} outputs", style(DECODE)),
+        (f"{_sign(PREFILL, space)}{rates.prefill:.1f} prompts", style(PREFILL)),
+    ]
+    if poll.num_cached_tokens:
+        numbers.append((f"{_sign(CACHED, space)}{rates.cached:.1f} cached", style(CACHED)))
+    if bar.has_budget:
+        numbers.append((f"budget {bar.budget:,}", style(DIM)))
+    elif rates.unit == "iteration":
+        numbers.append(("no budget told", style(DIM)))
+    return numbers
 
 
 def _mark(bar: StepBar) -> Part:
@@ -102,12 +134,13 @@ def _column(bar: StepBar, top: int, rows: int) -> tuple[Part, ...]:
 def _textures(bar: StepBar, top: int, rows: int) -> tuple[Part, ...]:
     amounts = {DECODE: bar.decode, PREFILL: bar.prefill, RECOMPUTE: bar.recompute, CACHED: bar.cached}
     sizes = whole(list(amounts.values()), top, rows)
-    return textured(list(zip(amounts, sizes, strict=True)), rows, max(0, round(bar.budget * rows / top) - 1))
+    limit = max(0, round(bar.budget * rows / top) - 1) if bar.has_budget else None
+    return textured(list(zip(amounts, sizes, strict=True)), rows, limit)
 
 
-def textured(sizes: Iterable[tuple[str, int]], rows: int, limit: int) -> tuple[Part, ...]:
+def textured(sizes: Iterable[tuple[str, int]], rows: int, limit: int | None) -> tuple[Part, ...]:
     """A column of whole cells, bottom first, so many of each kind: each cell says its kind by its sign. The line of the
-    budget is in row `limit`, if that is free."""
+    budget, if there is one, is in row `limit` where that is free."""
     cells: list[Part] = []
     for kind, size in sizes:
         cells += [(GLYPHS[kind], style(kind))] * size
@@ -138,12 +171,12 @@ def _eighths(bar: StepBar, top: int, rows: int) -> tuple[Part, ...]:
     total = level(bar.total)
     saved = level(bar.total + bar.cached)
     layers = ((0, decode, DECODE), (decode, prefill, PREFILL), (prefill, total, RECOMPUTE), (total, saved, CACHED))
-    return stacked(layers, rows, max(0, level(bar.budget) - 1) // 8)
+    return stacked(layers, rows, max(0, level(bar.budget) - 1) // 8 if bar.has_budget else None)
 
 
-def stacked(layers: Iterable[tuple[int, int, str]], rows: int, limit: int) -> tuple[Part, ...]:
+def stacked(layers: Iterable[tuple[int, int, str]], rows: int, limit: int | None) -> tuple[Part, ...]:
     """A column of layers from one eighth of a cell to another, bottom first. A cell holds at most two colours: the two
-    that fill most of it. The line of the budget is in row `limit`, if that is free."""
+    that fill most of it. The line of the budget, if there is one, is in row `limit` where that is free."""
     layers = tuple(layers)
     cells: list[Part] = []
     for row in range(rows):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from statistics import median
 
 from app.palette import (
@@ -16,6 +17,7 @@ from app.palette import (
     style,
 )
 from app.panels.panel import Part, wrap_parts
+from app.server_words import NOT_TOLD
 from app.view import EngineView, EventView, RequestView
 from app.words import FEWER, letter_of, plural, waits
 
@@ -27,6 +29,14 @@ SPARKS = "▁▂▃▄▅▆▇█"
 
 def figures(view: EngineView, request: RequestView, width: int, *, brief: bool = False) -> list[list[Part]]:
     """A line or more for each figure. `brief` leaves out what there is nothing to say of."""
+    if view.poll:
+        facts = [
+            ("TTFT", _ttft(request)),
+            ("ITL", _itl(request, width - LABEL)),
+            ("", [("exact, as measured at this end", style(DIM))]),
+            ("else", [(f"queue time, KV blocks and preemptions of a request are {NOT_TOLD}", style(DIM))]),
+        ]
+        return _listed(facts, width)
     facts = [
         ("queued", _queued(view, request)),
         ("waits", _waits(view, request)),
@@ -36,6 +46,10 @@ def figures(view: EngineView, request: RequestView, width: int, *, brief: bool =
         ("", [] if brief else _tokens_bar(request, min(MAX_BAR, width - LABEL))),
         ("preempted", _preemptions(view, request, brief=brief)),
     ]
+    return _listed(facts, width)
+
+
+def _listed(facts: Iterable[tuple[str, list[Part]]], width: int) -> list[list[Part]]:
     lines: list[list[Part]] = []
     for label, parts in facts:
         if parts:

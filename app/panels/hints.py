@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from app.palette import BRIGHT, TEXT, style
+from app.palette import BRIGHT, DIM, TEXT, style
 from app.panels.panel import Part, wrap_parts
 
 TOO_MUCH = "{long} {long} {long} {long} {burst}"
@@ -26,14 +26,26 @@ MORE = (
     ("{parameters}", "change the rules while it runs"),
     ("{measures}", "latency and waste"),
 )
+OF_SERVER = (
+    ("{short}", "send a short request of your own"),
+    ("{long}", "a long one, some 500 tokens"),
+    ("{burst}", "several short ones at once"),
+    ("{step_back}", "look back at earlier polls"),
+    ("{measures}", "latency and waste"),
+    ("{help}", "what all this means"),
+)
+"""What helps in front of a server elsewhere. The requests of others are not told one by one."""
 KEYS_WIDTH = 11
 INDENT = 4
 """Where keys and texts do not fit beside each other."""
 WIDE_FROM = 40
 
 
-def hints(keys: Mapping[str, str], width: int, height: int) -> list[list[Part]]:
+def hints(keys: Mapping[str, str], width: int, height: int, *, of_server: bool = False) -> list[list[Part]]:
     """As many as fit; `keys` are the keys of all commands, by name."""
+    if of_server:
+        only_own = wrap_parts([("  only requests that are sent from here have rows", style(DIM))], width, indent=2)
+        return [*only_own, [], *_lines(OF_SERVER, keys, width)][:height]
     usual = _lines(HINTS, keys, width)
     for lines in ([[], *usual, [], *_lines(MORE, keys, width)], [[], *usual], usual):
         if len(lines) <= height:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from app.latency import Distribution, brief, by_step, distribution, trade
+from app.latency import Distribution, between_bounds, brief, by_step, distribution, trade
 from app.palette import (
     DECODE,
     DIM,
@@ -60,6 +60,8 @@ class LatencyPanel(Panel):
 
     def draw(self, width: int, height: int) -> list[list[Part]]:
         note = f"ms · a prompt is long from {LONG_PROMPT} tokens on" if width >= WIDE_FROM else "ms"
+        if self.view.server:
+            note = "ms · all: per poll, between bounds · mine: exact, seen here" if width >= WIDE_FROM else "per poll"
         lines = [heading("Latency", note, width)]
         room = height - len(lines)
         for num_rows in (ALL_ROWS, FEW_ROWS):
@@ -75,7 +77,8 @@ class LatencyPanel(Panel):
         figures = _fitting(room)
         between = max(0, min(2, room - sum(FIGURES[figure] for figure in figures)))
         titles = "".join(figure.rjust(FIGURES[figure]) for figure in figures)
-        lines: list[list[Part]] = [[(f"{'':{name_width}}short{titles}{'':{between}} long{titles}", style(DIM))]]
+        first, second = ("  all", " mine") if self.view.server else ("short", " long")
+        lines: list[list[Part]] = [[(f"{'':{name_width}}{first}{titles}{'':{between}}{second}{titles}", style(DIM))]]
         for measure, name, short_name in MEASURES[:num_rows]:
             line: list[Part] = [((name if wide else short_name).ljust(name_width), style(TEXT))]
             for group, known in enumerate(self._distributions(measure)):
@@ -87,6 +90,9 @@ class LatencyPanel(Panel):
     def _distributions(self, measure: Measure) -> list[Distribution | None]:
         """Of short and of long requests."""
         samples = self.view.samples[measure]
+        if self.view.server:
+            everybody = self.view.server.latencies.get(measure)
+            return [between_bounds(everybody) if everybody else None, distribution(samples)]
         if not samples:
             return [None, None]
         newest, count = samples[-1], len(samples)
@@ -99,8 +105,8 @@ class LatencyPanel(Panel):
     def _plots(self, width: int, rows: int) -> list[list[Part]]:
         """Gaps between tokens; under them, with a scale of their own, first tokens."""
         bars = columns(self.view, width)
-        if rows <= MIN_PLOT:
-            return _gaps(bars, width, rows)
+        if rows <= MIN_PLOT or self.view.server:
+            return _gaps(bars, width, rows, is_mean=self.view.server is not None)
         samples = by_step(self.view.samples["ttft"], since=bars[0].step) if bars else {}
         firsts = [samples.get(bar.step) for bar in bars]
         if rows < MIN_PLOTS:
@@ -128,11 +134,12 @@ def _number(known: Distribution | None, figure: str) -> Part:
     return (brief(getattr(known, figure)).rjust(FIGURES[figure]), style(TEXT))
 
 
-def _gaps(bars: Sequence[StepBar], width: int, rows: int) -> list[list[Part]]:
-    """The longest gap that ended with each step, in the colour of what was computed beside the decodes."""
+def _gaps(bars: Sequence[StepBar], width: int, rows: int, *, is_mean: bool = False) -> list[list[Part]]:
+    """The longest gap that ended with each step, in the colour of what was computed beside the decodes. Or the mean of
+    each poll."""
     top = max((bar.gap for bar in bars), default=0.0) or max((bar.preempted_gap for bar in bars), default=0.0)
     cells = [_gap(bar, top, rows) for bar in bars]
-    words = _words_for_gaps(bars, wide=width >= WIDE_FROM)
+    words = [("mean ITL of a poll", style(DIM))] if is_mean else _words_for_gaps(bars, wide=width >= WIDE_FROM)
     lines = []
     for row in range(rows):
         column = [cell[rows - 1 - row] for cell in cells]

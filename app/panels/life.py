@@ -16,11 +16,20 @@ KINDS: tuple[SpanKind, ...] = ("waiting", "prefill", "decode", "recompute")
 PAINTED: tuple[SpanKind, ...] = ("waiting", "decode", "prefill", "recompute")
 """Where a cell stands for several steps, the last of these that it holds is seen."""
 
+OF_POLLS = {
+    "waiting": "before its first token",
+    "prefill": "prefill",
+    "decode": "with tokens",
+    "recompute": "recompute",
+}
+"""What the kinds of steps are called where they are polls, in which nothing else is seen of a request."""
+
 
 class Life:
     """A request's life until a step, on a bar of at most `width` cells."""
 
-    def __init__(self, request: RequestView, until: int, width: int) -> None:
+    def __init__(self, request: RequestView, until: int, width: int, unit: str = "step") -> None:
+        self._unit = unit
         self._spans = request.spans
         self._preempted_at = request.preempted_at
         self._first = request.spans[0].first
@@ -40,14 +49,15 @@ class Life:
         counts = {kind: sum(len(self._range(span)) for span in self._spans if span.kind == kind) for kind in KINDS}
         for kind, count in counts.items():
             if count:
-                parts += [(f"{KIND_GLYPHS[kind]} ", style(KIND_COLORS[kind])), (f"{count:,} {kind}   ", style(TEXT))]
+                name = OF_POLLS[kind] if self._unit == "poll" else kind
+                parts += [(f"{KIND_GLYPHS[kind]} ", style(KIND_COLORS[kind])), (f"{count:,} {name}   ", style(TEXT))]
         if unserved := self._num_steps - sum(counts.values()):
             parts.append((f"{unserved:,} without a token   ", style(TEXT)))
         if times := len(self._preempted_at):
             parts += [(f"{PREEMPTED_GLYPH} ", style(PREEMPTED, bold=True)), (f"{times} preempted   ", style(TEXT))]
         per_cell = self._num_steps / self._width
         scale = f", {per_cell:.1f} to a cell" if per_cell > 1 else ""
-        return [*parts, (f"{plural(self._num_steps, 'step')} in all{scale}", style(DIM))]
+        return [*parts, (f"{plural(self._num_steps, self._unit)} in all{scale}", style(DIM))]
 
     def step_at(self, cell: int) -> int | None:
         """The step that stands in a cell of the bar."""

@@ -62,6 +62,8 @@ def state_of(request: RequestView, trace: StepTrace | None) -> str:
         return request.finished.reason
     if trace is not None and request.request_id in trace.running:
         return request.last.kind if request.last and request.is_prefilling else "decode"
+    if trace is not None and trace.poll:
+        return "no token yet"
     return "preempted" if request.preempted_at else "waiting"
 
 

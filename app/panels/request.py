@@ -65,19 +65,20 @@ class RequestPanel(Panel):
         request = self.view.requests.get(self.request_id) if self.request_id else None
         if request is None or self.view.trace is None:
             return [heading("Request", "", width), *wrap_parts([(self._absence(), style(TEXT))], max(1, width))]
-        self._life = life = Life(request, self.view.trace.step, width)
+        self._life = life = Life(request, self.view.trace.step, width, self.view.unit)
         lines = [self._title(request, width), *life.lines()]
         if height >= SHORT:
             lines += [*wrap_parts(life.legend(), width), []]
         room = height - len(lines)
         if width < TWO_COLUMNS_FROM:
             lines += figures(self.view, request, width, brief=height < SHORT)
-            if height >= SHORT or request.num_blocks:
+            if (height >= SHORT or request.num_blocks) and not self.view.poll:
                 lines += self._blocks(request, width, max(2, min(4, height - len(lines) - 4)))
             return [*lines, *self._text(request, width, height - len(lines))]
         left = (width - 3) * 45 // 100
         column = [*figures(self.view, request, left), []]
-        column += [*self._blocks(request, left, room - len(column)), []]
+        if not self.view.poll:
+            column += [*self._blocks(request, left, room - len(column)), []]
         column += self._events(request, left, room - len(column))
         text = self._text(request, width - 3 - left, room)
         for row in range(room):
@@ -118,7 +119,8 @@ class RequestPanel(Panel):
         if later is not None and self.view.trace is not None:
             arrived = later.spans[0].first
             step = self.view.trace.step
-            return f"In step {step:,} there is no {later.letter} yet: it arrives in step {arrived:,}."
+            unit = self.view.unit
+            return f"In {unit} {step:,} there is no {later.letter} yet: it arrives in {unit} {arrived:,}."
         if pending is not None:
             return f"{printable(pending.label)}: {printable(pending.state)}."
         if self.request_id is not None:
@@ -131,7 +133,8 @@ class RequestPanel(Panel):
         label = fit(request.label, min(MAX_LABEL, cell_len(printable(request.label))))
         state = f"ended: {request.finished.reason}" if request.finished else state_of(request, self.view.trace)
         priority = f" · priority {request.priority}" if request.priority else ""
-        about = f" {state} · arrived in step {request.spans[0].first:,}{priority}"
+        arrived = f"sent before poll {request.spans[0].first:,}" if self.view.poll else ""
+        about = f" {state} · {arrived or f'arrived in step {request.spans[0].first:,}'}{priority}"
         used = cell_len(f"{letter} {label}{about}")
         parts: list[Part] = [(letter, owner_cell(request.number)), (f" {label}", style(BRIGHT, bold=True))]
         return [*parts, (about, style(TEXT)), *heading("", " · ".join(self.notes), width - used)]
@@ -187,7 +190,8 @@ class RequestPanel(Panel):
         counts = [f"{first:,} above" if first else "", f"{below:,} below" if below > 0 else ""]
         hidden = " and ".join(filter(None, counts))
         note = f"{hidden}: PgUp, PgDn" if hidden else ""
-        title = f"Text {request.num_prompt_tokens:,} + {request.num_output_tokens:,} of {request.max_tokens:,} tokens"
+        prompt = f"{request.num_prompt_tokens:,} + " if request.num_prompt_tokens else ""
+        title = f"Text {prompt}{request.num_output_tokens:,} of {request.max_tokens:,} tokens"
         lines = [text.line(number) for number in range(first, min(text.num_lines, first + self._text_height))]
         if request.finished and len(lines) < self._text_height:
             lines.append([(ended(request.finished), style(BRIGHT))])

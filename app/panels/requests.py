@@ -32,6 +32,7 @@ from app.session import Pending
 from app.text import fit
 from app.view import RequestView
 from app.words import short, waits
+from engine.poll import Poll
 
 WHEEL_ROWS = 3
 
@@ -78,11 +79,13 @@ class RequestsPanel(Panel):
         counts = f"running {len(running)} · waiting {num_waiting:,} · finished {self.view.num_finished:,}"
         if self.pending:
             counts = f"sent {len(self.pending)} · {counts}"
-        note = f"{counts} · last {num_columns(width)} steps" if width >= WIDE_GUTTER * 3 else counts
+        if self.view.poll:
+            counts = _counts(self.view.poll, len(running) + len(waiting) + len(self.pending))
+        note = f"{counts} · last {num_columns(width)} {self.view.unit}s" if width >= WIDE_GUTTER * 3 else counts
         lines = [heading("Requests", note, width)]
         self._in_sight = []
         if not running and not waiting and not self.view.finished and not self.pending:
-            return lines + hints(self.keys, width, height - 1)
+            return lines + hints(self.keys, width, height - 1, of_server=self.view.poll is not None)
         rows: list[Row] = list(zip(running, repeat("running")))
         if waiting or self.pending:
             rows.append((None, "divider"))
@@ -207,6 +210,8 @@ class RequestsPanel(Panel):
         """Output against its limit; of a prefill, computed against needed. And its colour, if it has one."""
         if request.finished:
             return ("abort" if request.finished.reason == "abort" else "done") + f" {request.num_output_tokens}", None
+        if state == "waiting" and not request.num_prompt_tokens:
+            return "sent", None  # a server tells how long it is with the first token
         if state == "waiting":
             return f"{short(request.num_prompt_tokens + request.num_output_tokens)} tok", None
         if request.is_prefilling and request.last:
@@ -231,6 +236,13 @@ class RequestsPanel(Panel):
             if step >= oldest:
                 cells[step - oldest] = (PREEMPTED_GLYPH, style(PREEMPTED, bold=True))
         return cells
+
+
+def _counts(poll: Poll, num_own: int) -> str:
+    """Of all requests per poll, and how many of them are our own, the only ones that are known one by one."""
+    told = [(poll.num_running, "running"), (poll.num_waiting, "waiting")]
+    known = [f"{name} {count:,}" for count, name in told if count is not None]
+    return " · ".join([*known, f"mine {num_own}"])
 
 
 def _note(text: str) -> list[Part]:

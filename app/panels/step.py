@@ -1,10 +1,12 @@
-"""Step: the decision of one step, as a bar of the budget and in words, and what it cost."""
+"""Step: the decision of one step, as a bar of the budget and in words, and what it cost. Or what a server told."""
 
 from __future__ import annotations
 
 from app.palette import BRIGHT, DIM, FAINT, owner_cell, style
 from app.panels.panel import Panel, Part, heading, wrap_parts
+from app.server_words import told as told_by_server
 from app.words import explain, plural
+from engine.poll import Poll
 from engine.trace import StepTrace
 
 
@@ -15,10 +17,14 @@ class StepPanel(Panel):
         trace = self.view.trace
         if trace is None:
             return [heading("Step", "", width), [("what each step decides, and why", style(DIM))]]
-        lines = [heading(f"Step {trace.step:,}", f"{trace.times.total * 1000:.0f} ms", width)]
-        lines.append(self._bar(trace, width))
-        costs = self._costs(trace, width)
-        sentences = [line for sentence in explain(trace, self.view) for line in wrap_parts(sentence, width, indent=2)]
+        if trace.poll:
+            lines = [heading(f"Poll {trace.step:,}", "per poll", width)]
+            told, costs = told_by_server(trace, trace.poll, self.view), _answered(trace.poll)
+        else:
+            lines = [heading(f"Step {trace.step:,}", f"{trace.times.total * 1000:.0f} ms", width)]
+            lines.append(self._bar(trace, width))
+            told, costs = explain(trace, self.view), self._costs(trace, width)
+        sentences = [line for sentence in told for line in wrap_parts(sentence, width, indent=2)]
         room = height - len(lines) - 1
         if len(sentences) > room > 0:
             more: list[Part] = [(f"  {self.keys['why']}", style(BRIGHT, bold=True))]
@@ -50,6 +56,10 @@ class StepPanel(Panel):
         while len(texts) > 1 and len(" ".join(texts)) + 3 > width:
             texts.pop()
         return [(" ".join(texts) + " ms", style(DIM))]
+
+
+def _answered(poll: Poll) -> list[Part]:
+    return [(f"answered in {_milliseconds(poll.seconds)} ms", style(DIM))] if poll.ranks else []
 
 
 def _milliseconds(seconds: float) -> str:

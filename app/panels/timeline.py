@@ -144,7 +144,7 @@ class Timeline(Panel):
             marks[here] = (sign[0] if sign else CURSOR_MARK, style(BACKGROUND, WAITING, bold=True))
         if height == 1:
             return [[*title, *(mark or cell for mark, cell in zip(marks, heights, strict=True))]]
-        count = plural(len(bars), "step") if bars else "no steps"
+        count = plural(len(bars), self.view.unit) if bars else "no steps"
         rule: Part = ("─", style(FAINT))
         return [[*title, *heights], [(count.ljust(GUTTER), style(DIM)), *(mark or rule for mark in marks)]]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from app.palette import CACHED, DECODE, DIM, FAINT, RECOMPUTE, TEXT, style
 from app.panels.axis import WIDE_FROM
 from app.panels.panel import Panel, Part, heading, wrap_parts
-from app.view import Totals
+from app.server_words import NOT_TOLD
+from app.view import EngineView, Totals
 from app.words import plural
 
 UNUSED = {
@@ -34,6 +35,8 @@ class WastePanel(Panel):
 
     def draw(self, width: int, height: int) -> list[list[Part]]:
         totals = self.view.totals
+        if self.view.poll:
+            return _of_server(self.view, width)[:height]
         if not totals.budget:
             return [heading("Waste", "", width), [("nothing computed yet", style(DIM))]][:height]
         wide = width >= WIDE_FROM
@@ -48,6 +51,24 @@ class WastePanel(Panel):
         if len(lines) + len(sentences) < height:
             lines.append(_bar(totals, width))
         return [*lines, *sentences][:height]
+
+
+def _of_server(view: EngineView, width: int) -> list[list[Part]]:
+    """What is known of it, since we look at it."""
+    assert view.server is not None
+    totals, queried = view.totals, view.server.num_queried_tokens
+    lines = [heading("Waste", "per poll", width)]
+    parts: list[Part] = [(f"{plural(totals.computed, 'token')} computed", style(TEXT))]
+    if queried:
+        hits = view.server.num_hit_tokens
+        share = _share(hits, queried)
+        parts.append((f", {hits:,} of {queried:,} ({share}) saved by the prefix cache", style(CACHED)))
+    lines += wrap_parts(parts, width, indent=2)
+    if totals.budget:
+        unused = f"{_share(totals.budget - totals.computed, totals.budget)} of the budget of all iterations unused"
+        lines += wrap_parts([(unused, style(TEXT))], width, indent=2)
+    missing = "recomputed tokens" if totals.budget else "recomputed tokens, the budget"
+    return lines + wrap_parts([(f"{NOT_TOLD}: {missing}", style(DIM))], width, indent=2)
 
 
 def _bar(totals: Totals, width: int) -> list[Part]:

@@ -92,17 +92,22 @@ class MainScreen(Screen[None]):
         programme: Programme | None,
         *,
         slow: float | None,
+        address: str,
     ) -> None:
-        """Bring every panel up to the step at the cursor; `slow` are the frames a second of a slow terminal."""
+        """Bring every panel up to the step at the cursor; `slow` are the frames a second of a slow terminal.
+
+        `address` is where clients reach the engine, if it is served.
+        """
         view = cursor.view
         header = self._header
         header.ready, header.state, header.steps_per_second = session.ready, session.state, session.speed
         header.paused, header.steps_back, header.slow = session.paused, cursor.steps_back, slow
-        header.load = session.load.rate
+        header.load, header.address = session.load.rate, address
         # What has been changed since the newest step holds already; a step of the past had its own.
         header.config = session.config if cursor.step is None or view.config is None else view.config
         self._timeline.history, self._timeline.step = session.history, cursor.step
         self._banner.progress, self._banner.failed = session.loading, session.failed
+        self._banner.problem = session.problem
         _give_room(self._banner, self.num_banner_lines)
         self._narration.programme, self._narration.view = programme, view
         _give_room(self._narration, self.num_narration_lines)
@@ -182,7 +187,8 @@ def _facts(session: Session, cursor: Cursor, selection: Selection) -> frozenset[
         "a step": session.view.trace,
         "a request": selection.request_id,
         "a preemption": session.view.num_preemptions,
-        "in the present": cursor.step is None and not session.failed,
+        "can send": cursor.step is None and not session.failed and not session.why_not_sent,
+        "can play": cursor.step is None and not session.failed and not session.why_not_changed,
         "in the past": cursor.step is not None,
         "paused": session.paused,
         "failed": session.failed,

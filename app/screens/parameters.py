@@ -61,6 +61,10 @@ class ParameterList(Panel):
     def chosen(self) -> Parameter:
         return PARAMETERS[self._chosen]
 
+    @property
+    def is_chosen_fixed(self) -> bool:
+        return self._is_fixed(self.chosen)
+
     def choose(self, index: int) -> None:
         self._chosen = max(0, min(len(PARAMETERS) - 1, index))
         self.parameters.message = ""  # it spoke of another one
@@ -98,7 +102,7 @@ class ParameterList(Panel):
         self._first = max(self._first, self._chosen - self._num_rows + 1)
         self._first = max(0, min(self._first, self._chosen, len(PARAMETERS) - self._num_rows))
         rows = PARAMETERS[self._first : self._first + self._num_rows]
-        note = f"{self._reset_key} resets all"
+        note = "as the server was started" if self.parameters.is_elsewhere else f"{self._reset_key} resets all"
         if len(rows) < len(PARAMETERS):
             note = f"{self._chosen + 1} of {len(PARAMETERS)} · {note}"
         lines = [heading(" Parameters", note, width)]
@@ -109,10 +113,10 @@ class ParameterList(Panel):
     def _row(self, index: int, width: int) -> list[Part]:
         parameter = PARAMETERS[index]
         is_chosen = index == self._chosen
-        is_quiet = parameter.is_fixed or self.parameters.is_ignored(parameter.name)
+        is_quiet = self._is_fixed(parameter) or self.parameters.is_ignored(parameter.name)
         look = style(BRIGHT, bold=True) if is_chosen else style(DIM if is_quiet else TEXT)
         value = self._value(index, width)
-        left, right = ("◂ ", " ▸") if is_chosen and not parameter.is_fixed else ("", "")
+        left, right = ("◂ ", " ▸") if is_chosen and not self._is_fixed(parameter) else ("", "")
         room = width - MARKER - len(left) - _width(value) - ARROW
         name = _label(index)
         if len(name) >= room:
@@ -120,14 +124,20 @@ class ParameterList(Panel):
         line: list[Part] = [("▸ " if is_chosen else "  ", look), (fit(name, room), look)]
         return [*line, (left, style(DECODE)), *value, (right, style(DECODE))]
 
+    def _is_fixed(self, parameter: Parameter) -> bool:
+        return parameter.is_fixed or (self.parameters.is_elsewhere and parameter.name != SPEED)
+
     def _value(self, index: int, width: int) -> list[Part]:
         """What it is; and what it was at the start, or what it was asked to be."""
         parameter = PARAMETERS[index]
         name = parameter.name
         if name == SPEED:
-            return [(_speed_text(self.speed), style(TEXT, bold=True))]
+            text = "as usual" if self.parameters.is_elsewhere and not self.speed else _speed_text(self.speed)
+            return [(text, style(TEXT, bold=True))]
+        if name in self.parameters.unknown:
+            return [("not told", style(DIM))]
         now, start = getattr(self.parameters.config, name), getattr(self.parameters.start, name)
-        if parameter.is_fixed:
+        if parameter.is_fixed and not self.parameters.is_elsewhere:
             return [(f"{shown(now)}, needs a restart", style(DIM))]
         asked = self.parameters.asked(name)
         if asked is not None and asked != now:
@@ -144,7 +154,7 @@ class ParameterList(Panel):
         said: list[list[Part]] = []
         if self.parameters.message:
             said = _paragraph("✗ ", self.parameters.message, PREEMPTED, width)
-        else:
+        elif not self.parameters.is_elsewhere:
             for warning in self.parameters.config.warnings():
                 said += _paragraph("! ", warning, WAITING, width)
         if self.note:
@@ -236,7 +246,7 @@ class ParametersScreen(ModalScreen[None]):
 
     def action_type(self, text: str) -> None:
         """Type a value, or begin to; what cannot be changed says so at once."""
-        if self._list.chosen.is_fixed:
+        if self._list.is_chosen_fixed:
             self._list.turn(1)
             return
         if not self._list.typing:

@@ -16,6 +16,7 @@ from app.commands import COMMANDS, bindings
 from app.glossary import term
 from app.palette import BRIGHT, DIM, style
 from app.panels.panel import Panel, Part, heading, wrap_parts
+from app.server_words import told
 from app.view import EngineView
 from app.words import explain
 from engine.trace import StepTrace
@@ -47,8 +48,8 @@ class WhyPanel(Panel):
         if trace is None:
             return [heading("Why", "esc closes", width), [("no step yet", style(DIM))]]
         note = f"{self.keys['step_back']} {self.keys['step_forward']} other steps · esc closes"
-        lines = [heading(f"Why: step {trace.step:,}", note, width)]
-        for sentence in explain(trace, self.view):
+        lines = [heading(f"Why: {self.view.unit} {trace.step:,}", note, width)]
+        for sentence in told(trace, trace.poll, self.view) if trace.poll else explain(trace, self.view):
             lines += wrap_parts(sentence, width, indent=2)
         lines.append([])
         for entry in filter(None, map(term, dict.fromkeys(_terms(trace)))):
@@ -93,8 +94,12 @@ class WhyScreen(ModalScreen[None]):
 
 def _terms(trace: StepTrace) -> Iterator[str]:
     """The terms that one has to know to follow the sentences about this step."""
-    if trace.preemptions:
+    if trace.poll:
+        yield "poll"
+    if trace.preemptions or (trace.poll and trace.poll.num_preemptions):
         yield "preemption"
+    if trace.poll and (trace.poll.num_hit_tokens or trace.poll.prefix_known):
+        yield "prefix cache"
     kinds = {item.kind for item in trace.scheduled}
     yield from (kind for kind in ("recompute", "prefill", "decode") if kind in kinds)
     cuts = {item.cut_by for item in trace.scheduled}

@@ -7,13 +7,14 @@ from argparse import ArgumentParser, Namespace
 from app.settings import SettingsMistake, expanded, settings_place
 from app.subcommands.dashboard import Watch
 from app.subcommands.engine import Run
+from app.subcommands.serve import Serve
 from app.text import printable
 
 
-class Config(Watch, Run):
+class Config(Watch, Serve, Run):
     """Print the settings in force, and where each comes from: a flag, a variable, the settings file or its default.
 
-    With flags of the dashboard or of `nanoviz run` it prints what these would make of the settings.
+    With flags of the dashboard, of `nanoviz serve` or of `nanoviz run` it prints what these would make of the settings.
     """
 
     @classmethod

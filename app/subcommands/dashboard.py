@@ -14,7 +14,8 @@ from pydantic import Field
 from app.history import MAX_STEPS
 from app.preset_files import PresetError
 from app.settings import CommandSettings, expanded, key_table
-from app.subcommands.on_presets import OnPresets, started
+from app.subcommands.on_presets import started
+from app.subcommands.serve import Serving, port_number
 from engine.config import ConfigError, EngineConfig
 
 if TYPE_CHECKING:
@@ -37,8 +38,12 @@ class Display(CommandSettings):
         *,
         preset: Preset | None = None,
         overrides: Mapping[str, Any] | None = None,
+        address: str = "",
     ) -> int:
-        """Open the dashboard on what `start` starts, and play a preset on it if there is one; returns the exit code."""
+        """Open the dashboard on what `start` starts, and play a preset on it if there is one; returns the exit code.
+
+        `address` is where clients reach the engine, if it is served.
+        """
         from app.dashboard import Dashboard
         from app.keys import rebound
         from app.looks import theme_name
@@ -57,7 +62,13 @@ class Display(CommandSettings):
                 f"the terminal's encoding is {sys.stderr.encoding}; the dashboard needs UTF-8 (see LANG), or --ascii."
             )
         dashboard = Dashboard(
-            options, start, commands=commands, history_steps=self.history_steps, theme=theme, ascii=ascii
+            options,
+            start,
+            commands=commands,
+            history_steps=self.history_steps,
+            theme=theme,
+            ascii=ascii,
+            address=address,
         )
         if preset:
             dashboard.play(preset, overrides or {})
@@ -67,13 +78,14 @@ class Display(CommandSettings):
             dashboard.session.close()
 
 
-class Watch(Display, OnPresets):
+class Watch(Display, Serving):
     """Watch a real LLM inference engine think.
 
     Opens the dashboard. Other commands: `nanoviz presets` lists demos and `nanoviz play` plays one, `nanoviz replay`
-    plays a recording, `nanoviz compare` shows several runs side by side, `nanoviz export` makes files for other
-    programs, `nanoviz run` answers prompts and prints traces, `nanoviz verify` compares the engine with transformers,
-    `nanoviz bench` measures, `nanoviz config` shows the settings; each has its own --help.
+    plays a recording, `nanoviz attach` watches a running vLLM server, `nanoviz compare` shows several runs side by
+    side, `nanoviz export` makes files for other programs, `nanoviz serve` answers OpenAI's clients, `nanoviz run`
+    answers prompts and prints traces, `nanoviz verify` compares the engine with transformers, `nanoviz bench`
+    measures, `nanoviz config` shows the settings; each has its own --help.
     Every parameter can also be set as NANOVIZ_NAME in the environment or as name = value in the settings file; a flag
     wins over a variable, a variable over the file. Keys are bound in the file.
     """
@@ -85,6 +97,12 @@ class Watch(Display, OnPresets):
             type=expanded,
             metavar="FILE",
             help="write all steps to a new file, to be replayed; each further run to FILE-2 and so on",
+        )
+        parser.add_argument(
+            "--serve",
+            type=port_number,
+            metavar="PORT",
+            help="let OpenAI's clients reach the engine as well; 0: any free port",
         )
         cls.add_preset(parser)
 
@@ -104,8 +122,8 @@ class Watch(Display, OnPresets):
             config = preset.config(preset.scene[0], overrides)
             options = self.options(self.model_for(preset, arguments), config)
             show = partial(self.show, options, preset=preset, overrides=overrides)
-        with started(arguments.record) as start:
-            return show(start)
+        with self.served(arguments.serve) as (serve, address), started(arguments.record, serve) as start:
+            return show(start, address=address)
 
 
 class Play(Watch):
@@ -128,6 +146,8 @@ class Play(Watch):
             if arguments.trace or arguments.runs > 1:
                 raise PresetError("--trace and --runs go with --headless.")
             return super().execute(arguments)
+        if arguments.serve is not None:
+            raise PresetError("--serve goes with the dashboard.")
         from app import play_command
         from app.player import parts
         from app.preset_files import find, load

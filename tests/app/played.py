@@ -75,6 +75,7 @@ class PlayedEngine:
                 self.feed(protocol.PaceSet(paused, self._speed))
 
     def _add(self, asked: protocol.AddRequest) -> None:
+        assert isinstance(asked.prompt, str)
         bytes_of = ((piece.text.encode() * piece.num_tokens)[: piece.num_tokens] for piece in asked.pieces)
         try:
             self._engine.add_request(

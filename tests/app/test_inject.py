@@ -390,6 +390,7 @@ async def test_the_second_of_a_pair_starts_behind_blocks_of_the_first(index: int
             for item in engine.step().scheduled:
                 if item.admitted:
                     cached[item.request_id] = item.num_cached_tokens
+    assert isinstance(first.prompt, str) and isinstance(second.prompt, str)
     shared = len(first.prompt.rpartition("\n\n")[0])  # of which each character is a token of the model
     assert first.prompt[:shared] == second.prompt[:shared] and first.prompt != second.prompt
     assert cached[first.request_id] == 0

@@ -17,7 +17,8 @@ from app import protocol
 from app.protocol import Event
 from app.recorded import Recordings
 from app.recording import Recorder, Recording, RecordingError
-from app.replay import LONGEST_GAP, NO_ENGINE, Replay
+from app.replay import LONGEST_GAP, Replay
+from app.session import NO_ENGINE
 from engine.request import SamplingParams
 from engine.trace import StepTrace
 from tests.app.support import READY, STEP_SECONDS, Stand, dashboard, repeatable, run_cli, scenario, stepped

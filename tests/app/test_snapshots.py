@@ -21,6 +21,7 @@ from app.demo import Demo
 from app.panels.narration import Programme
 from app.protocol import Event
 from app.run import Run
+from tests.app.server_support import SERIES, series, server_events
 from tests.app.support import READY, compared_runs, dashboard, scenario, stepped
 
 FOLDER = Path(__file__).parents[1] / "data" / "snapshots"
@@ -60,13 +61,17 @@ STATES = {
     "compare-timelines": State(stepped("busy"), ("c", "end"), finished_runs=compared_runs()),
     "compare-ascii": State(stepped("busy"), ("c", "end", "a"), {"ascii": True}, compared_runs()),
     "ascii": State(stepped("preempting"), options={"ascii": True}),
+    "server": State(server_events(series())),
+    "server-times": State(server_events(series()), ("t",)),
+    "server-request": State(server_events(series()), ("j", "enter")),
+    "server-away": State(server_events(SERIES["away"]())),
     "dead": State(
         [*stepped("busy"), protocol.Failed("the engine's process was killed by signal 9 (SIGKILL).")], ("j",)
     ),
 }
 SCREENS = [
     *product(STATES, SIZES),
-    *product(("empty", "busy", "presets", "narrated", "past", "parameters", "request"), (NARROW,)),
+    *product(("empty", "busy", "presets", "narrated", "past", "parameters", "request", "server"), (NARROW,)),
 ]
 
 

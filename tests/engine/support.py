@@ -19,7 +19,7 @@ from engine.core import LLMEngine, Runner, RunnerOutput
 from engine.policy import POLICIES
 from engine.request import Request, RequestStatus, SamplingParams
 from engine.scheduler import Resize, ScheduledRequest, Scheduler, SchedulerOutput
-from engine.tokenizer import Tokenizer
+from engine.tokenizer import Conversation, Tokenizer
 from engine.trace import BlockOp, Finished, Preemption, Scheduled, StepTrace, decode, encode
 
 if TYPE_CHECKING:
@@ -71,8 +71,8 @@ class PieceTokenizer(Tokenizer):
         """For vocabularies of single bytes only."""
         return [self._pieces.index(bytes([byte])) for byte in text.encode()]
 
-    def encode_chat(self, text: str) -> list[int]:
-        return self.encode(text)
+    def encode_chat(self, asked: str | Conversation) -> list[int]:
+        return self.encode(asked if isinstance(asked, str) else "\n".join(m.content for m in asked.messages))
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return b"".join(self._pieces[token_id] for token_id in token_ids).decode(errors="replace")

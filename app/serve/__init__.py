@@ -1,0 +1,1 @@
+"""An OpenAI-compatible endpoint in front of the engine, as `vllm serve` has it."""
