@@ -196,6 +196,7 @@ def test_a_server_may_come_later_go_and_come_again_as_another() -> None:
     with attached(f"http://127.0.0.1:{server.port}") as watch:
         watch.until(lambda: len(watch.of(Loading)) == 2)
         assert watch.of(Loading)[1].what == f"{server.url} does not answer: connection refused; trying again"
+        assert watch.of(Loading)[1].hint == "nothing can be sent until it answers"
         watch.source.send(request())
         watch.until(lambda: watch.of(Refused))
         server.start()
