@@ -16,7 +16,8 @@ class AttachError(ValueError):
 
 
 def server_url(text: str) -> str:
-    """The server's root as a URL without anything secret. Raises AttachError for what cannot be meant as one."""
+    """The server's root as a URL without anything secret, also from the place of its API or its metrics. Raises
+    AttachError for what cannot be meant as one."""
     text = text.strip()
     try:
         parts = urlsplit(text if "://" in text else f"http://{text}")
@@ -31,7 +32,7 @@ def server_url(text: str) -> str:
         raise AttachError(f"{text!r} is no address of a server, such as http://localhost:8000.")
     if parts.query or parts.fragment:
         raise AttachError("the address of a server ends with its path; leave out what comes from ? or # on.")
-    path = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
+    path = parts.path.rstrip("/").removesuffix("/v1").removesuffix("/metrics").rstrip("/")
     return f"{parts.scheme}://{_bracketed(host)}{f':{port}' if port is not None else ''}{path}"
 
 

@@ -73,7 +73,7 @@ class Connection:
         except Refusal as refusal:
             if refusal.wants_key:
                 raise
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             pass
         return None
 

@@ -30,5 +30,5 @@ LLAMA_CPP = Dialect("llama.cpp", llama_cpp.PREFIX, llama_cpp.NAMES, llama_cpp.re
 
 def dialect_of(text: str) -> Dialect | None:
     """The one that a /metrics text is written in; None if it is none of these."""
-    lines = text.splitlines()
+    lines = text.split("\n")
     return next((one for one in (VLLM, SGLANG, LLAMA_CPP) if any(line.startswith(one.prefix) for line in lines)), None)

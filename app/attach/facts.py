@@ -28,8 +28,9 @@ _LEAST = {
     "long_prefill_token_threshold": 0,
 }
 _MOST = 1 << 53
-PATIENCE_SECONDS = 60.0
 _POLICIES = ("fcfs", "priority")
+PATIENCE_SECONDS = 60.0
+"""For all parameters of a vLLM at once."""
 
 
 class _Model(msgspec.Struct):
@@ -51,7 +52,7 @@ class _Props(msgspec.Struct):
 
 
 class _Slot(msgspec.Struct):
-    """Of llama.cpp. What else stands there, such as a prompt, is not even read."""
+    """Of llama.cpp. What else stands there, such as a prompt, is not even decoded."""
 
     n_ctx: int
 

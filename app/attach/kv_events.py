@@ -34,7 +34,7 @@ _FIELDS = {
     "BlockRemoved": ("type", "block_hashes", "medium"),
     "AllBlocksCleared": ("type",),
 }
-"""Of an event that is an array, as older versions of vLLM and SGLang write it; otherwise it is a map."""
+"""Of an event that is an array, as older versions of vLLM write it, and SGLang after them; now it is a map."""
 
 
 class KvListener:
@@ -103,8 +103,8 @@ class _Publisher:
                 await self._replay(context)
                 while True:
                     frames = await socket.recv_multipart()
-                    if len(frames) == 3:
-                        await self._take(context, int.from_bytes(frames[1], "big", signed=True), frames[2])
+                    if len(frames) == 3 and (sequence := _number(frames[1])) != _END:
+                        await self._take(context, sequence, frames[2])
                     await asyncio.sleep(0)  # receiving what is there already lets nobody else have a turn
         except zmq.ZMQError as error:
             self.problem = f"KV events cannot be heard at {self._address.endpoint}: {one_line(error).lower()}."
@@ -138,8 +138,7 @@ class _Publisher:
                 except TimeoutError:
                     self.problem = f"missed KV events cannot be had again: {self._address.replay} does not answer."
                     return
-                sequence = int.from_bytes(frames[-2], "big", signed=True) if len(frames) > 2 else _END
-                if sequence == _END:
+                if len(frames) < 3 or (sequence := _number(frames[-2])) == _END:
                     break
                 first = sequence if first is None else first
                 if sequence >= self._next:
@@ -181,12 +180,17 @@ def _socket(context: zmq.asyncio.Context, kind: int, endpoint: str) -> zmq.async
     return socket
 
 
+def _number(frame: bytes) -> int:
+    """Of a message; that of a last one for anything that is none."""
+    return max(_END, int.from_bytes(frame, "big", signed=True)) if len(frame) == 8 else _END
+
+
 def _decoded(body: bytes, rank: str) -> tuple[float, list[PrefixOp]] | None:
     """When a message was sent and what it says, without what is unknown here; None if nothing can be made of it."""
     try:
         time, events, *_ = msgspec.msgpack.decode(body)
         return float(time), [op for event in events if (op := _op(event, rank))]
-    except (msgspec.DecodeError, ValueError, TypeError):
+    except (msgspec.DecodeError, ValueError, TypeError, RecursionError):
         return None
 
 

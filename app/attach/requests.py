@@ -157,7 +157,7 @@ class OwnRequests:
             self._end(own, "abort")
         except Trouble as trouble:
             self._fail(own, str(trouble))
-        except (httpx.HTTPError, httpx.StreamError, msgspec.DecodeError, OSError) as error:
+        except (httpx.HTTPError, httpx.StreamError, msgspec.DecodeError, RecursionError, OSError) as error:
             self._fail(own, why(error))
         finally:
             del self._open[own.request.request_id]
@@ -187,7 +187,7 @@ class OwnRequests:
         trouble = self._connection.refusal(response, path)
         if response.status_code in (401, 403) or not message:
             return trouble
-        return Trouble(f"refuses it ({response.status_code}): {cleaned(message).rstrip('.')}")
+        return Trouble(f"refuses it ({response.status_code}): {message}")
 
     async def _read(self, own: _Own, response: httpx.Response) -> Reason:
         """Take in a stream to its end; why it ended. Raises Trouble if it broke off."""
@@ -197,7 +197,7 @@ class OwnRequests:
                 break
             chunk = _decode_chunk(event.data)
             if chunk.error:
-                raise Trouble(f"gave up: {cleaned(_message(event.data.encode())) or 'it does not say why'}")
+                raise Trouble(f"gave up: {_message(event.data.encode()) or 'it does not say why'}")
             self._take_chunk(own, chunk)
             reason = next((choice.finish_reason for choice in chunk.choices if choice.finish_reason), reason)
         if not reason:
@@ -247,12 +247,17 @@ class OwnRequests:
         )
 
     def _fail(self, own: _Own, why: str) -> None:
-        """It has not come to its end."""
-        if own.is_taken:
+        """It has not come to its end. vLLM may say only as it answers that its queue is full: as long as nobody heard
+        that the request has arrived, this is a refusal like any other."""
+        request_id = own.request.request_id
+        untold = [arrival for arrival in self._arrivals if arrival.request_id == request_id]
+        if own.is_taken and (own.first_token is not None or not untold):
             self._end(own, "error")
-            self._put(Notice(f"request {own.request.request_id} has failed: the server {why}."))
-        else:
-            self._put(Refused(own.request.request_id, f"the server {why}."))
+            self._put(Notice(f"request {request_id} has failed: the server {why}."))
+            return
+        for arrival in untold:
+            self._arrivals.remove(arrival)
+        self._put(Refused(request_id, f"the server {why}."))
 
     def _end(self, own: _Own, reason: Reason) -> None:
         if not own.is_taken:
@@ -301,12 +306,13 @@ def _body(request: AddRequest, model: str, *, is_chat: bool, with_options: bool)
 
 
 def _message(body: bytes) -> str:
-    """What an error answer says: {"error": {"message": ...}} as OpenAI has it, or one of the forms of others."""
+    """What an error answer says, as the end of a sentence: {"error": {"message": ...}} as OpenAI has it, or one of the
+    forms of others. "" if it says nothing."""
     try:
         found = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return ""
     for name in ("error", "message", "detail"):
         if isinstance(found, dict) and name in found:
             found = found[name]
-    return found if isinstance(found, str) else ""
+    return cleaned(found).rstrip(".") if isinstance(found, str) else ""

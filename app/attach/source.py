@@ -32,6 +32,7 @@ SHORTEST_INTERVAL = 0.1
 LONGEST_BACKOFF = 5.0
 """Seconds after which a server that did not answer is asked again, at most."""
 CLOSE_SECONDS = 2.0
+_UNTIL_IT_ANSWERS = "nothing can be sent until it answers"
 NOT_OURS = "a running server's parameters are set where it was started."
 READ_ONLY = "with --read-only nothing is sent to the server."
 
@@ -87,7 +88,7 @@ class AttachedServer:
         """When the last look began."""
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._news: Callable[[], object] | None = None
-        self._put(protocol.Loading(f"attaching to {self.url}"))
+        self._put(protocol.Loading(f"attaching to {self.url}", hint=_UNTIL_IT_ANSWERS))
         self._pace_changed = asyncio.Event()
         self._closing = asyncio.Event()
         self._loop = asyncio.new_event_loop()
@@ -272,7 +273,7 @@ class AttachedServer:
             return
         self._problem = problem
         if self._facts is None:
-            self._put(protocol.Loading(f"{self.url} {problem}; trying again"))
+            self._put(protocol.Loading(f"{self.url} {problem}; trying again", hint=_UNTIL_IT_ANSWERS))
         else:
             self._trace(self._clock(), Poll(problem=f"{self.url} {problem}."))
 

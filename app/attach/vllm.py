@@ -1,7 +1,8 @@
 """vLLM's metrics (v1/metrics/loggers.py; tried with 0.32), with the names that older versions had for them.
 
-Until 0.8 those of the KV cache were called after the GPU (`gpu_cache_usage_perc`, `gpu_prefix_cache_queries`), and what
-is now inter_token_latency_seconds was time_per_output_token_seconds; versions in between have both.
+Those of the KV cache were called after the GPU: `gpu_cache_usage_perc` until 0.9.1 (both until 0.10), and
+`gpu_prefix_cache_queries` and `_hits` alike. What is inter_token_latency_seconds since 0.10.2 was
+`time_per_output_token_seconds`. Before there was data parallelism nothing had the label of an engine.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ class CapturedServer:
         }
         for path in ("version", "v1/models", "kv_event_sources"):
             self.answers[f"/{path}"] = saying(data(folder, f"{path.rpartition('/')[2]}.json"))
-        self._socket = _bound(0)
+        self._socket = bound_socket(0)
         self.port = self._socket.getsockname()[1]
         self.url = f"http{'s' if is_secure else ''}://127.0.0.1:{self.port}"
         self._certificate = CERTIFICATE if is_secure else None
@@ -100,7 +100,7 @@ class CapturedServer:
 
     def start(self) -> None:
         if self._socket.fileno() < 0:
-            self._socket = _bound(self.port)
+            self._socket = bound_socket(self.port)
         self._socket.listen()
         config = uvicorn.Config(
             self._app, log_level="critical", lifespan="off", ws="none", ssl_certfile=self._certificate
@@ -165,7 +165,7 @@ class CapturedServer:
         return PlainTextResponse(text)
 
 
-def _bound(port: int) -> socket.socket:
+def bound_socket(port: int) -> socket.socket:
     one = socket.socket()
     one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     one.bind(("127.0.0.1", port))
@@ -196,7 +196,7 @@ class Publisher:
 
     def __init__(self) -> None:
         self._context = zmq.Context()
-        self._pub = self._context.socket(zmq.PUB)
+        self._pub = self._context.socket(zmq.XPUB)  # a PUB that hears of its listeners
         self.endpoint = f"tcp://127.0.0.1:{self._pub.bind_to_random_port('tcp://127.0.0.1')}"
         self._router = self._context.socket(zmq.ROUTER)
         self.replay = f"tcp://127.0.0.1:{self._router.bind_to_random_port('tcp://127.0.0.1')}"
@@ -210,6 +210,11 @@ class Publisher:
         self.kept.append(message)
         if not is_lost:
             self._pub.send_multipart(message)
+
+    def await_listener(self) -> None:
+        """What is published before somebody listens is lost."""
+        eventually(lambda: self._pub.poll(0) > 0)
+        self._pub.recv()
 
     def __enter__(self) -> Publisher:
         return self

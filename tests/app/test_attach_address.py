@@ -17,6 +17,7 @@ from app.attach.source import AttachedServer
         ("http://host/models/a/v1", "http://host/models/a"),
         ("[::1]:8000", "http://[::1]:8000"),
         ("10.0.0.5", "http://10.0.0.5"),
+        ("http://host:8000/metrics", "http://host:8000"),
     ],
 )
 def test_a_server_may_be_named_in_several_ways(text: str, url: str) -> None:

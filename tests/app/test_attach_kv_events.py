@@ -21,6 +21,8 @@ from tests.app.captured_server import (
     Watch,
     as_metrics,
     attached,
+    bound_socket,
+    eventually,
     frames,
     metrics,
     saying,
@@ -84,6 +86,7 @@ def test_all_captured_events_are_told_in_their_order() -> None:
             publisher.publish(one)
         with attached(server, kv_events=publisher.endpoint) as watch:
             watch.until(lambda: known(watch) == "whole")
+            publisher.await_listener()
             for one in FRAMES[LAST // 2 :]:
                 publisher.publish(one)
             watch.until(lambda: ops(watch)[-1:] == expected()[-1:] and len(ops(watch)) >= len(expected()))
@@ -100,6 +103,7 @@ def test_what_was_lost_is_asked_for_again() -> None:
         publisher.publish(FRAMES[0])
         with attached(server, kv_events=publisher.endpoint) as watch:
             watch.until(lambda: known(watch) == "whole")
+            publisher.await_listener()
             lost = (3, 7, 8, 20)
             for i, one in enumerate(FRAMES[1:40], 1):
                 publisher.publish(one, is_lost=i in lost)
@@ -113,19 +117,16 @@ def test_without_a_replay_only_a_part_is_known() -> None:
     with Publisher() as publisher, CapturedServer() as server:
         server.answers["/kv_event_sources"] = saying("no", 404)
         with attached(server, kv_events=publisher.endpoint) as watch:
-            watch.until(lambda: known(watch) == "partial")
-            for number in range(5, 5000):
-                publisher.publish(message(number, stored(number)))
-                watch.events += watch.source.drain()
-                if ops(watch):
-                    break
-                watch.more(1)
+            publisher.await_listener()
+            publisher.publish(message(5, stored(5)))
+            watch.until(lambda: ops(watch))
             assert known(watch) == "partial"
-            publisher.publish(message(number + 1, {"type": "AllBlocksCleared"}))
+            publisher.publish(message(6, {"type": "AllBlocksCleared"}))
             watch.until(lambda: known(watch) == "whole")
-            publisher.publish(message(number + 3, stored(1)))
+            publisher.publish(message(8, stored(1)))
             watch.until(lambda: known(watch) == "partial")
-    assert ops(watch)[-2:] == [PrefixOp("clear"), PrefixOp("store", ("0000000000000001",))]
+    five, one = "0000000000000005", "0000000000000001"
+    assert ops(watch) == [PrefixOp("store", (five,)), PrefixOp("clear"), PrefixOp("store", (one,))]
 
 
 def test_a_replay_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,6 +145,7 @@ def test_a_server_that_begins_anew_has_an_empty_cache() -> None:
             publisher.publish(one)
         with attached(server, kv_events=publisher.endpoint) as watch:
             watch.until(lambda: known(watch) == "whole")
+            publisher.await_listener()
             publisher.kept.clear()
             publisher.publish(message(0, stored(1)), is_lost=True)
             publisher.publish(message(1, stored(2, 1)))
@@ -175,16 +177,20 @@ def test_what_is_unknown_or_broken_is_left_out() -> None:
         message(2, stored(3, 1, medium="GPU", more={"a": [1]}), stored(b"\xab\xcd", b"\x01", medium=None)),
         message(3, ["BlockStored", [4], 3, [9, 9], 16, None], ["BlockRemoved", [4]], ["AllBlocksCleared"], rank=None),
         (b"", (4).to_bytes(8, "big"), b"\xc1 no message"),
+        (b"", b"\x7f" * 20, b"no number"),
         (b"", (5).to_bytes(8, "big"), msgspec.msgpack.encode({"not": "a batch"})),
-        message(6, {"type": "BlockRemoved"}),
+        (b"", (6).to_bytes(8, "big"), b"\x91" * 100_000),
         message(7, stored(5)),
     ]
     with Publisher() as publisher, CapturedServer() as server:
         tells_of(server, publisher)
-        for each in messages:
-            publisher.publish(each)
+        publisher.publish(messages[0])
         with attached(server, kv_events=publisher.endpoint) as watch:
-            watch.until(lambda: ops(watch) and ops(watch)[-1].hashes == ("0000000000000005",))
+            watch.until(lambda: ops(watch))
+            publisher.await_listener()
+            for each in messages[1:]:
+                publisher.publish(each)
+            watch.until(lambda: ops(watch)[-1].hashes == ("0000000000000005",))
     one, three, four, five = (f"{number:016x}" for number in (1, 3, 4, 5))
     assert ops(watch) == [
         PrefixOp("store", (one,)),
@@ -212,20 +218,18 @@ def test_what_nobody_takes_does_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_publisher_that_connects_is_heard_where_we_bind() -> None:
+    with bound_socket(0) as probe:
+        port = probe.getsockname()[1]
     context = zmq.Context()
-    with CapturedServer() as server, context.socket(zmq.SUB) as probe:
-        port = probe.bind_to_random_port("tcp://127.0.0.1")
-        probe.unbind(f"tcp://127.0.0.1:{port}")
-        with attached(server, kv_events=f"tcp://*:{port}") as watch, context.socket(zmq.PUB) as pub:
-            pub.linger = 0
-            pub.connect(f"tcp://127.0.0.1:{port}")
-            number = 0
-            while not ops(watch):
-                pub.send_multipart(message(number, stored(number)))
-                number += 1
-                watch.more(1)
+    endpoint = f"tcp://*:{port}"
+    with CapturedServer() as server, attached(server, kv_events=endpoint) as watch, context.socket(zmq.XPUB) as pub:
+        pub.linger = 0
+        pub.connect(f"tcp://127.0.0.1:{port}")
+        eventually(lambda: pub.poll(0) > 0)
+        pub.send_multipart(message(0, stored(1)))
+        watch.until(lambda: ops(watch))
     context.term()
-    assert ops(watch)[0].op == "store"
+    assert known(watch) == "whole"
 
 
 def test_an_endpoint_that_is_taken_is_a_hint() -> None:

@@ -105,9 +105,16 @@ def test_names_of_older_versions() -> None:
     assert sample.config == {"block_size": 16}
 
 
-def test_values_that_are_no_numbers_are_not_there() -> None:
-    (rank,) = read('vllm:num_requests_running{engine="0"} NaN\nvllm:num_requests_waiting{engine="0"} +Inf\n').ranks
-    assert rank == Rank()
+@pytest.mark.parametrize("value", ["NaN", "+Inf", "-3", "1e300"])
+def test_numbers_that_cannot_be_meant_are_not_there(value: str) -> None:
+    (rank,) = read(f'vllm:num_requests_running{{engine="0"}} {value}\nvllm:kv_cache_usage_perc{{engine="0"}} 7\n').ranks
+    assert rank == Rank(kv_usage=1.0)
+
+
+def test_names_that_a_server_makes_up_are_only_text() -> None:
+    text = 'vllm:request_success_total{engine="\x1b[31m",finished_reason="a\\nb\u2028"} 1\n'
+    (rank,) = read(text).ranks
+    assert (rank.name, rank.finished) == ("␛[31m", {"a b": 1})
 
 
 def test_sglang() -> None:

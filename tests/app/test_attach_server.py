@@ -196,6 +196,7 @@ def test_a_server_may_come_later_go_and_come_again_as_another() -> None:
     with attached(f"http://127.0.0.1:{server.port}") as watch:
         watch.until(lambda: len(watch.of(Loading)) == 2)
         assert watch.of(Loading)[1].what == f"{server.url} does not answer: connection refused; trying again"
+        assert watch.of(Loading)[1].hint == "nothing can be sent until it answers"
         watch.source.send(request())
         watch.until(lambda: watch.of(Refused))
         server.start()
@@ -414,6 +415,33 @@ def test_a_request_that_is_not_taken_is_refused(answer: Answer, says: str) -> No
     assert f"the server {says}" in texts[0]
 
 
+FULL = b'data: {"error": {"message": "The engine is currently busy.", "code": 503}}\n\n'
+
+
+def test_a_full_server_may_say_so_in_a_stream() -> None:
+    with CapturedServer() as server, attached(server, interval=3600) as watch:  # no look tells of an arrival meanwhile
+        server.answers[CHAT] = server.streaming(FULL)
+        watch.until(lambda: watch.traces)
+        watch.source.send(request())
+        watch.until(lambda: watch.of(Refused))
+        watch.source.send(protocol.SetPaused(True))
+        watch.source.send(protocol.StepOnce())
+        watch.more(1)
+    assert watch.of(Refused) == [Refused("1", "the server gave up: The engine is currently busy.")]
+    assert not of_traces(watch, lambda trace: trace.arrivals)
+    assert not watch.of(Notice)
+
+
+def test_a_burst_survives_a_model_without_a_chat_template() -> None:
+    with CapturedServer() as server, attached(server) as watch:
+        server.answers[CHAT] = saying('{"message": "default chat template is no longer allowed"}', 400)
+        watch.until(lambda: watch.traces)
+        for request_id in "123456":
+            watch.source.send(request(request_id))
+        watch.until(lambda: len(of_traces(watch, lambda trace: trace.finished)) == 6)
+    assert not watch.of(Refused)
+
+
 @pytest.mark.parametrize(
     ("stream", "says"),
     [
@@ -492,6 +520,14 @@ def test_read_only_sends_nothing() -> None:
         assert watch.of(Ready)[0].server.read_only
     assert watch.of(Refused) == [Refused("1", READ_ONLY)]
     assert {method for method, _ in server.asked} == {"GET"}
+
+
+def test_a_mistake_of_this_program_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.attach.source.poll_of", lambda *_: 1 // 0)
+    with CapturedServer() as server, attached(server) as watch:
+        watch.until(lambda: watch.of(protocol.Failed))
+    says = f"looking at {server.url} has failed: integer division or modulo by zero"
+    assert watch.of(protocol.Failed) == [protocol.Failed(says)]
 
 
 def test_it_can_be_closed_before_and_after_anything() -> None:
