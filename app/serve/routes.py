@@ -92,7 +92,7 @@ class _Guard:
 
     def __init__(self, app: ASGIApp, api_key: str | None) -> None:
         self._app = app
-        self._authorization = f"Bearer {api_key}".encode() if api_key else None
+        self._key = api_key.encode() if api_key else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and (error := self._error(Headers(scope=scope), scope["path"])):
@@ -101,12 +101,13 @@ class _Guard:
             await self._app(scope, receive, send)
 
     def _error(self, headers: Headers, path: str) -> ApiError | None:
-        if self._authorization is None:
+        if self._key is None:
             if _is_local(headers.get("host", "")):
                 return None
             return ApiError(HTTPStatus.FORBIDDEN, "Under this name the server answers only if it has an API key.")
-        given = headers.get("authorization", "").encode("latin-1")
-        if path == "/health" or hmac.compare_digest(given, self._authorization):
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        is_right = scheme.lower() == "bearer" and hmac.compare_digest(given.encode("latin-1"), self._key)
+        if is_right or path == "/health":
             return None
         return ApiError(HTTPStatus.UNAUTHORIZED, "The API key is missing or wrong: send Authorization: Bearer KEY.")
 
