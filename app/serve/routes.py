@@ -44,6 +44,9 @@ def application(gateway: Gateway, api_key: str | None) -> ASGIApp:
     async def server_version(_: Request) -> Response:
         return JSONResponse({"version": version("nanoviz")})
 
+    async def load(_: Request) -> Response:
+        return JSONResponse({"server_load": gateway.num_in_flight})
+
     async def metrics(_: Request) -> Response:
         gateway.check_ready()
         assert gateway.metrics is not None
@@ -66,6 +69,7 @@ def application(gateway: Gateway, api_key: str | None) -> ASGIApp:
             routes=[
                 Route("/health", health),
                 Route("/version", server_version),
+                Route("/load", load),
                 Route("/metrics", metrics),
                 Route("/v1/models", models),
                 Route("/v1/completions", _generation(gateway, CompletionRequest, CompletionReply), methods=["POST"]),
