@@ -83,9 +83,9 @@ class Watch(Display, Serving):
 
     Opens the dashboard. Other commands: `nanoviz presets` lists demos and `nanoviz play` plays one, `nanoviz replay`
     plays a recording, `nanoviz compare` shows several runs side by side, `nanoviz export` makes files for other
-    programs, `nanoviz serve` answers OpenAI's clients, `nanoviz run` answers prompts and prints traces, `nanoviz
-    verify` compares the engine with transformers, `nanoviz bench` measures, `nanoviz config` shows the settings; each
-    has its own --help.
+    programs, `nanoviz serve` answers OpenAI's clients, `nanoviz run` answers prompts and prints traces,
+    `nanoviz verify` compares the engine with transformers, `nanoviz bench` measures, `nanoviz config` shows the
+    settings; each has its own --help.
     Every parameter can also be set as NANOVIZ_NAME in the environment or as name = value in the settings file; a flag
     wins over a variable, a variable over the file. Keys are bound in the file.
     """

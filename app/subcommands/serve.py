@@ -30,7 +30,7 @@ class Serving(OnPresets):
     """Where clients reach the engine, and how many."""
 
     host: str = Field("127.0.0.1", description="address to serve on; one that others can reach needs an API key")
-    max_num_queued_reqs: int = Field(1000, ge=1, description="most requests of clients that wait or run; then 503")
+    max_num_queued_reqs: int = Field(1000, ge=1, description="most requests that wait or run; clients get a 503 then")
 
     @contextmanager
     def served(self, port: int | None) -> Iterator[tuple[Start | None, str]]:
