@@ -204,6 +204,8 @@ class Session:
                     self.pending.pop(arrival.request_id, None)
                 self.aborting.difference_update(finished.request_id for finished in trace.finished)
                 self.history.apply(trace)
+                if self.history.first_step:  # now this run can never be played once more
+                    self._sent.clear()
                 self.was_held = self.was_held or bool(self.speed) or self.paused
                 if self.run and not self.script_ended:
                     self.run.apply(trace)
