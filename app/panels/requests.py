@@ -25,7 +25,7 @@ from app.palette import (
     owner_letter,
     style,
 )
-from app.panels.axis import WIDE_GUTTER, gutter, num_columns
+from app.panels.axis import WIDE_FROM, WIDE_GUTTER, gutter, num_columns
 from app.panels.hints import hints
 from app.panels.panel import Panel, Part, heading
 from app.protocol import Server
@@ -84,7 +84,7 @@ class RequestsPanel(Panel):
         if self.pending:
             counts = f"sent {len(self.pending)} · {counts}"
         if self.view.poll:
-            counts = _counts(self.view.poll, len(running) + len(waiting) + len(self.pending))
+            counts = _counts(self.view.poll, len(running) + len(waiting) + len(self.pending), width)
         note = f"{counts} · last {num_columns(width)} {self.view.unit}s" if width >= WIDE_GUTTER * 3 else counts
         lines = [heading("Requests", note, width)]
         self._in_sight = []
@@ -242,11 +242,15 @@ class RequestsPanel(Panel):
         return cells
 
 
-def _counts(poll: Poll, num_own: int) -> str:
+def _counts(poll: Poll, num_own: int, width: int) -> str:
     """Of all requests per poll, and how many of them are our own, the only ones that are known one by one."""
     told = [(poll.num_running, "running"), (poll.num_waiting, "waiting")]
     known = " · ".join(f"{name} {count:,}" for count, name in told if count is not None)
-    return f"{known}, per poll · mine {num_own}, exact" if known else f"mine {num_own}, exact"
+    if not known:
+        return f"mine {num_own}, exact"
+    if width < WIDE_FROM:
+        return f"{known} · mine {num_own}"
+    return f"{known}, per poll · mine {num_own}, exact"
 
 
 def _note(text: str) -> list[Part]:
