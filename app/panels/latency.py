@@ -6,7 +6,7 @@ The gaps stand on the step columns of the budget, so that one sees them grow whe
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from math import isinf
+from math import isfinite
 
 from app.latency import Distribution, between_bounds, brief, by_step, distribution, trade
 from app.palette import (
@@ -133,8 +133,13 @@ def _number(known: Distribution | None, figure: str) -> Part:
     if figure == "n":
         return (f"{known.count:,}".rjust(FIGURES[figure]), style(DIM))
     seconds = getattr(known, figure)
-    text = f">{brief(known.known_to)}" if isinf(seconds) else brief(seconds)
+    text = brief(seconds) if isfinite(seconds) else f">{_short(known.known_to)}"
     return (text.rjust(FIGURES[figure]), style(TEXT))
+
+
+def _short(seconds: float) -> str:
+    """A bound in three characters, mostly: there is a sign before it."""
+    return f"{seconds:g}s" if 1 <= seconds < 100 else brief(seconds)
 
 
 def _gaps(bars: Sequence[StepBar], width: int, rows: int, *, is_mean: bool = False) -> list[list[Part]]:

@@ -340,10 +340,17 @@ class ScriptedSource:
 class Stand:
     """A dashboard in front of scripted sources, under a pilot's fingers."""
 
-    def __init__(self, engine_config: EngineConfig, start: Start | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        engine_config: EngineConfig,
+        start: Start | None = None,
+        server: protocol.Server | None = None,
+        **options: Any,
+    ) -> None:
         """`options` are the dashboard's own; `start` starts what is to be watched, if that is no script."""
         self.sources: list[ScriptedSource] = []
-        self.app = Dashboard(EngineOptions("tiny", "auto", "cpu", 1, engine_config), start or self._start, **options)
+        watched = EngineOptions("tiny", "auto", "cpu", 1, engine_config, server)
+        self.app = Dashboard(watched, start or self._start, **options)
         self.pilot: Pilot[int]
         self._notify = self.app.notify
         setattr(self.app, "notify", self._notify_for_long)  # noqa: B010

@@ -24,20 +24,22 @@ from app.panels.request import RequestPanel
 from app.panels.requests import RequestsPanel
 from app.panels.step import StepPanel
 from app.panels.waste import WastePanel
-from app.protocol import AddRequest
+from app.protocol import AddRequest, SetSpeed
 from app.recording import Recorder, Recording
 from app.replay import Replay
 from app.screens.why import WhyPanel
 from app.server_words import NOT_TOLD
 from app.session import NOT_OURS, READ_ONLY
 from app.view import EngineView
-from engine.poll import Poll
+from engine.poll import Poll, PrefixOp
 from tests.app.server_support import (
     NO_BUDGET,
     PROBLEM,
     SERIES,
     SERVER,
     SERVER_READY,
+    first_look,
+    histogram,
     looked,
     polled,
     polls,
@@ -195,9 +197,85 @@ async def test_a_server_that_is_away_is_said_to_be_and_comes_back() -> None:
 
 
 async def test_before_the_first_answer_its_problem_is_told() -> None:
-    async with dashboard((120, 40)) as stand:
+    async with dashboard((120, 40), server=SERVER) as stand:
         await stand.feed(protocol.Loading(f"{PROBLEM}; trying again", hint="q leaves"))
         assert PROBLEM in stand.text() and "q leaves" in stand.text()
+        assert "a preset" not in stand.text() and "change the rules" not in stand.text()
+
+
+@pytest.mark.parametrize("key", ["D", "N", "P", "left_curly_bracket", "s", "b", "greater_than_sign"])
+async def test_before_the_first_answer_nothing_is_sent_or_begun(key: str) -> None:
+    async with dashboard((120, 40), server=SERVER) as stand:
+        await stand.press(key)
+        assert stand.source.take_sent() == []
+        assert len(stand.app.screen_stack) == 1
+        await stand.feed(*server_events(series()))
+        assert "poll 23" in stand.lines()[0], "what comes after that counts"
+
+
+async def test_before_the_first_answer_no_parameter_is_known() -> None:
+    async with dashboard((120, 40), server=SERVER) as stand:
+        await stand.press("p")
+        rows = [line for line in stand.lines() if "max_num_seqs" in line or "num_blocks" in line]
+        assert rows and all("not told" in row for row in rows)
+
+
+async def test_a_server_goes_on_while_one_looks_back() -> None:
+    async with dashboard((120, 40), *server_events(series())) as stand:
+        await stand.press("left", "w")
+        assert stand.source.take_sent() == []
+        await stand.play([polled(24, looked())])
+        assert "Why: poll 22" in stand.text()
+        await stand.press("escape", "end")
+        assert "poll 24" in stand.lines()[0]
+
+
+async def test_it_is_asked_faster_and_slower_from_where_it_is() -> None:
+    async with dashboard((120, 40), *server_events(series())) as stand:
+        await stand.press("minus")
+        assert stand.source.take_sent() == [protocol.SetSpeed(1.0)]
+        await stand.feed(protocol.PaceSet(False, 1.0))
+        await stand.press(*["plus"] * 6)
+        rates = [command.steps_per_second for command in stand.source.take_sent() if isinstance(command, SetSpeed)]
+        assert rates == [2.0, 5.0, 10.0, 10.0, 10.0, 10.0]
+
+
+def test_the_budget_counts_only_from_when_it_is_known() -> None:
+    traces = [polled(step, looked(unknown=NO_BUDGET)) for step in range(40)] + [polled(40, looked())]
+    assert "96% of the budget of all iterations unused" in said(WastePanel, view_of(traces))
+
+
+def test_what_a_server_does_not_count_is_no_zero() -> None:
+    poll = looked(rank(num_generation_tokens=None, num_prompt_tokens=None))
+    text = said(BudgetPanel, view_of([polled(0, poll)]))
+    assert "? outputs" in text and "0.0" not in text
+    assert "tokens computed" not in said(WastePanel, view_of([polled(0, poll)]))
+
+
+def test_before_there_is_anything_to_compare_with_nothing_is_counted() -> None:
+    view = view_of([polled(0, first_look())])
+    assert "0.0" not in said(BudgetPanel, view) and "Tokens per iteration" in said(BudgetPanel, view)
+    assert "what it counts is known from the next poll on" in said(StepPanel, view)
+
+
+def test_above_the_last_bound_all_that_is_known_is_that_bound() -> None:
+    slow = looked(latencies={"ttft": histogram(3.0, 4.0)})
+    ttft = next(line for line in said(LatencyPanel, view_of([polled(0, slow)])).splitlines() if "TTFT" in line)
+    assert ttft.split()[1:5] == [">1s"] * 4
+
+
+def test_an_outage_has_a_mark_of_its_own() -> None:
+    assert said(BudgetPanel, view_of(SERIES["away"]())).splitlines()[-1].endswith("✗")
+
+
+def test_a_large_prefix_cache_is_drawn_as_far_as_there_is_room() -> None:
+    stores = tuple(PrefixOp("store", tuple(f"{text}-{block}" for block in range(50))) for text in range(300))
+    view = view_of([polled(0, looked(prefix=stores, prefix_known="whole"))])
+    lines = said(BlocksPanel, view, (42, 10)).splitlines()
+    assert len(lines) == 10
+    assert "prefix cache 15,000" in lines[2]
+    shown = sum(int(part.lstrip("▪▣")) for line in lines[3:-2] for part in line.split())
+    assert lines[-2].strip() == f"… and {15_000 - shown:,} blocks more"
 
 
 async def test_keys_send_requests() -> None:
