@@ -25,6 +25,10 @@ MAX_STREAMS = 512
 METRICS = "/metrics"
 NEEDED_FLAGS = "SGLang has them with --enable-metrics, llama.cpp with --metrics"
 
+WHAT_GOES_WRONG = (httpx.HTTPError, httpx.StreamError, httpx.InvalidURL, OSError, ValueError, RecursionError)
+"""All that an answer can raise, whatever stands in it: the last ones where it is nested without end, or names a place
+that is none."""
+
 Answer = TypeVar("Answer")
 
 
@@ -81,7 +85,7 @@ class Connection:
         try:
             async with asyncio.timeout(seconds or ANSWER_SECONDS), self.http.stream("GET", path) as response:
                 body = await read_all(response)
-        except (httpx.HTTPError, httpx.StreamError, OSError) as error:
+        except WHAT_GOES_WRONG as error:
             raise Trouble(why(error)) from None
         if response.status_code == httpx.codes.OK:
             return body

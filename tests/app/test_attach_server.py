@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from app import protocol
 from app.attach import connection
+from app.attach.requests import MAX_EVENT_BYTES
 from app.attach.source import NOT_OURS, READ_ONLY, AttachedServer
 from app.protocol import AddRequest, Loading, Notice, PaceSet, Ready, Refused
 from app.recorded import Recorded, Recordings
@@ -149,6 +152,7 @@ def test_nothing_is_ever_sent_by_itself() -> None:
 
 # What goes wrong.
 
+NESTED = '{"error": ' + "[" * 100_000
 GARBLED = metrics(FCFS, "before").replace('{engine="0"', '{engine="0')
 TROUBLES: list[tuple[str, Answer, str]] = [
     ("401", saying("", 401), "wants an API key: set NANOVIZ_API_KEY"),
@@ -161,6 +165,7 @@ TROUBLES: list[tuple[str, Answer, str]] = [
     ("huge", saying(b"#" * (connection.MAX_BYTES + 1)), "answers with more than 16 MiB"),
     ("cut", cut, "broke off its answer"),
     ("elsewhere", saying("", 307, {"location": "http://elsewhere/"}), "sends elsewhere, to http://elsewhere/"),
+    ("nowhere", saying("", 307, {"location": "foo:bar"}), "broke off its answer: For absolute URLs"),
 ]
 
 
@@ -401,6 +406,8 @@ def test_thoughts_are_text_and_several_tokens_may_come_at_once() -> None:
         (saying('{"detail": "too many"}', 429), "refuses it (429): too many"),
         (saying("<html>", 503), "answers with an error: 503 service unavailable"),
         (saying("", 401), "wants an API key: set NANOVIZ_API_KEY"),
+        (saying(NESTED, 400), "answers with an error: 400 bad request"),
+        (saying("", 307, {"location": "foo:bar"}), "broke off its answer"),
         (cut, "broke off its answer"),
     ],
 )
@@ -447,6 +454,10 @@ def test_a_burst_survives_a_model_without_a_chat_template() -> None:
     [
         (chunk(1, content="So"), "broke off its answer"),
         (chunk(1, content="So") + b"data: {\n\n", "broke off its answer"),
+        (chunk(1, content="So") + f"data: {NESTED}\n\n".encode(), "broke off its answer"),
+        (chunk(1, content="So") + chunk(10**30, content="!"), "broke off its answer"),
+        (chunk(1, content="So") + b"data: " + b"x" * 2 * MAX_EVENT_BYTES, "sends more than 1 MiB at once"),
+        (chunk(1, content="So") + b"data: x\n" * (MAX_EVENT_BYTES >> 2), "sends more than 1 MiB at once"),
         (chunk(1, content="So") + b'data: {"error": {"message": "out of memory"}}\n\n', "gave up: out of memory"),
     ],
 )
@@ -478,6 +489,32 @@ def test_an_abort_closes_the_stream() -> None:
         watch.until(lambda: watch.traces[-1].running == ("2",))
         watch.source.close()
         eventually(lambda: server.num_open == 0)
+
+
+@pytest.mark.parametrize("is_slow", [True, False])
+def test_a_request_ends_once_however_its_stream_is_closed(is_slow: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    closing: list[str] = []
+    close = httpx.Response.aclose
+
+    async def badly(response: httpx.Response) -> None:
+        await close(response)
+        if response.status_code == 200 and response.request.method == "POST":
+            closing.append(response.url.path)
+            if is_slow:
+                await asyncio.Event().wait()
+            raise httpx.ReadError("broken")
+
+    with CapturedServer() as server, attached(server) as watch:
+        watch.until(lambda: watch.traces)
+        monkeypatch.setattr(httpx.Response, "aclose", badly)
+        watch.source.send(request())
+        watch.until(lambda: closing)
+        watch.source.send(protocol.Abort("1"))
+        watch.until(lambda: ended(watch))
+        watch.more(3)
+    (finished,) = of_traces(watch, lambda trace: trace.finished)
+    assert (finished.reason, finished.num_output_tokens) == ("stop", 8)
+    assert not watch.of(Refused)
 
 
 def test_a_request_that_is_aborted_at_once_is_no_longer_there() -> None:
