@@ -76,6 +76,8 @@ class _Own:
     is_aborted: bool = False
     task: asyncio.Task[None] | None = None
     num_tokens: int = 0
+    is_estimated: bool = False
+    """Pieces of its text were taken for tokens, since the server did not count them."""
     first_token: float | None = None
 
 
@@ -202,7 +204,8 @@ class OwnRequests:
         return Trouble(f"refuses it ({response.status_code}): {message}")
 
     async def _read(self, own: _Own, response: httpx.Response) -> Reason:
-        """Take in a stream to its end; why it ended. Raises Trouble if it broke off."""
+        """Take in a stream to its end; why it ended. Raises Trouble if it broke off, or ended in another way than a
+        text does."""
         reason = ""
         async with aclosing(EventSource(_bounded(response)).aiter_sse()) as events:
             async for event in events:
@@ -215,24 +218,31 @@ class OwnRequests:
                 reason = next((choice.finish_reason for choice in chunk.choices if choice.finish_reason), reason)
         if not reason:
             raise Trouble("broke off its answer")
-        return _REASONS.get(reason, "error")
+        if reason not in _REASONS:
+            raise Trouble(f"ended it for another reason: {cleaned(reason, 40)}")
+        return _REASONS[reason]
 
     def _take_chunk(self, own: _Own, chunk: _Chunk) -> None:
-        """A piece of text, and how many tokens it is: as many as the server says, otherwise one."""
+        """A piece of text, and how many tokens it is: as many more as the server has counted, otherwise one.
+
+        A count that only comes at the end, or without any choice, puts right how many there were: nothing came with it.
+        """
         text = "".join(choice.piece for choice in chunk.choices)
-        counted = chunk.usage.completion_tokens if chunk.usage else None
-        num_tokens = (1 if text else 0) if counted is None else max(0, counted - own.num_tokens)
+        counted = (chunk.usage and chunk.usage.completion_tokens) or 0
+        num_tokens = 1 if text else 0
+        if text and not counted:
+            own.is_estimated = True
+            self._say_so()
+        elif counted and chunk.choices and not own.is_estimated:
+            num_tokens = max(0, counted - own.num_tokens)
+        own.num_tokens = counted or own.num_tokens + num_tokens
         if not num_tokens and not text:
             return
-        if counted is None and not self._has_said_so:
-            self._has_said_so = True
-            self._put(Notice("the server does not count tokens as it streams: each piece of text counts as one."))
         now = self._clock()
         num_prompt_tokens = 0
         if own.first_token is None:
             own.first_token = now
             num_prompt_tokens = (chunk.usage and chunk.usage.prompt_tokens) or 0
-        own.num_tokens += num_tokens
         self._outputs.append(
             Output(
                 own.request.request_id,
@@ -243,6 +253,11 @@ class OwnRequests:
                 num_prompt_tokens=num_prompt_tokens,
             )
         )
+
+    def _say_so(self) -> None:
+        if not self._has_said_so:
+            self._has_said_so = True
+            self._put(Notice("the server does not count tokens as it streams: each piece of text counts as one."))
 
     def _arrive(self, own: _Own) -> None:
         own.is_taken = True
@@ -265,14 +280,14 @@ class OwnRequests:
         request_id = own.request.request_id
         untold = [arrival for arrival in self._arrivals if arrival.request_id == request_id]
         if own.is_taken and (own.first_token is not None or not untold):
-            self._end(own, "error")
+            self._end(own, "error", f"the server {why}.")
             self._put(Notice(f"request {request_id} has failed: the server {why}."))
             return
         for arrival in untold:
             self._arrivals.remove(arrival)
         self._put(Refused(request_id, f"the server {why}."))
 
-    def _end(self, own: _Own, reason: Reason) -> None:
+    def _end(self, own: _Own, reason: Reason, told: str = "") -> None:
         if not own.is_taken:
             self._put(Refused(own.request.request_id, "it was aborted before the server took it."))
             return
@@ -283,6 +298,7 @@ class OwnRequests:
                 own.num_tokens,
                 ttft=own.first_token - own.sent if own.first_token is not None else None,
                 e2e=self._clock() - own.sent,
+                told=told,
             )
         )
 

@@ -348,7 +348,7 @@ def test_a_request_of_ours_is_known_token_by_token() -> None:
     assert (arrival.request_id, arrival.label, arrival.max_tokens) == ("1", "short", 32)
     outputs = of_traces(watch, lambda trace: trace.outputs)
     assert "".join(output.text for output in outputs) == ANSWER
-    assert sum(output.num_tokens for output in outputs) == 8  # the last is the end of the text
+    assert sum(output.num_tokens for output in outputs) == 7  # one more is the end of the text, which nobody saw
     assert [output.time for output in outputs] == sorted(output.time for output in outputs)
     (finished,) = of_traces(watch, lambda trace: trace.finished)
     assert (finished.reason, finished.num_output_tokens) == ("stop", 8)
@@ -392,7 +392,41 @@ def test_thoughts_are_text_and_several_tokens_may_come_at_once() -> None:
         watch.until(lambda: ended(watch))
     outputs = of_traces(watch, lambda trace: trace.outputs)
     assert [(output.text, output.num_tokens) for output in outputs] == [("Hm", 2), ("m\u2028", 1), ("Yes", 2), ("", 1)]
-    assert of_traces(watch, lambda trace: trace.finished)[0].reason == "error"
+    (finished,) = of_traces(watch, lambda trace: trace.finished)
+    assert (finished.reason, finished.told) == ("error", "the server ended it for another reason: tool_calls.")
+
+
+def counts(usage: int) -> bytes:
+    """A chunk that only counts."""
+    return b"data: " + json.dumps({"choices": [], "usage": {"completion_tokens": usage}}).encode() + b"\n\n"
+
+
+@pytest.mark.parametrize(
+    ("stream", "tokens", "total"),
+    [
+        (chunk(0, role="assistant") + chunk(1, content="a") + chunk(1) + chunk(2, "stop") + counts(2), [1, 1], 2),
+        (chunk(1, content="a") + chunk(1, "stop", content="b") + counts(1), [1, 0], 1),
+        (
+            chunk(role="assistant") + chunk(content="a") + chunk(content="b") + chunk(finish="stop") + counts(5),
+            [1, 1],
+            5,
+        ),
+        (chunk(content="a") + chunk(content="b") + chunk(1, "stop"), [1, 1], 1),
+        (chunk(0, content="a") + chunk(0, content="b") + chunk(3, "stop", content="c"), [1, 1, 1], 3),
+        (chunk(role="assistant") + chunk(finish="stop") + counts(4), [], 4),
+    ],
+)
+def test_a_count_alone_is_no_token(stream: bytes, tokens: list[int], total: int) -> None:
+    with CapturedServer() as server, attached(server) as watch:
+        server.answers[CHAT] = server.streaming(stream + b"data: [DONE]\n\n")
+        watch.until(lambda: watch.traces)
+        watch.source.send(request())
+        watch.until(lambda: ended(watch))
+    outputs = of_traces(watch, lambda trace: trace.outputs)
+    assert [output.num_tokens for output in outputs] == tokens
+    (finished,) = of_traces(watch, lambda trace: trace.finished)
+    assert (finished.reason, finished.num_output_tokens) == ("stop", total)
+    assert (finished.ttft is None) == (not tokens)
 
 
 @pytest.mark.parametrize(
@@ -459,6 +493,8 @@ def test_a_burst_survives_a_model_without_a_chat_template() -> None:
         (chunk(1, content="So") + b"data: " + b"x" * 2 * MAX_EVENT_BYTES, "sends more than 1 MiB at once"),
         (chunk(1, content="So") + b"data: x\n" * (MAX_EVENT_BYTES >> 2), "sends more than 1 MiB at once"),
         (chunk(1, content="So") + b'data: {"error": {"message": "out of memory"}}\n\n', "gave up: out of memory"),
+        (chunk(1, "content_filter", content="So"), "ended it for another reason: content_filter"),
+        (chunk(1, "\x1b[31m" + "x" * 99, content="So"), "ended it for another reason: ␛[31m" + "x" * 34 + "…"),
     ],
 )
 def test_an_answer_that_breaks_off_is_an_error(stream: bytes, says: str) -> None:
@@ -469,7 +505,8 @@ def test_an_answer_that_breaks_off_is_an_error(stream: bytes, says: str) -> None
         watch.until(lambda: ended(watch))
     (finished,) = of_traces(watch, lambda trace: trace.finished)
     assert (finished.reason, finished.num_output_tokens) == ("error", 1)
-    assert f"request 1 has failed: the server {says}" in watch.of(Notice)[0].text
+    assert finished.told.startswith(f"the server {says}") and finished.told.endswith(".")
+    assert watch.of(Notice)[0].text == f"request 1 has failed: {finished.told}"
 
 
 def test_an_abort_closes_the_stream() -> None:
