@@ -17,7 +17,7 @@ from app.settings import API_KEY
 from engine.progress import one_line
 
 ANSWER_SECONDS = 5.0
-"""That a server has for a whole answer."""
+"""That a server has for a whole answer, usually."""
 MAX_BYTES = 16 << 20
 """Of an answer. vLLM's metrics are some 64 KiB for each of its engines."""
 MAX_STREAMS = 512
@@ -71,7 +71,7 @@ class Connection:
 
     async def json(self, path: str, kind: type[Answer], seconds: float | None = None) -> Answer | None:
         """What stands there in JSON; None if the server has nothing of that kind there. `seconds` if it may take longer
-        than usual. Raises Trouble if it has gone away, and Refusal if it wants a key."""
+        than usual, or less. Raises Trouble if it gives no whole answer, and Refusal if it wants a key."""
         try:
             return msgspec.json.decode(await self._get(path, seconds), type=kind)
         except Refusal as refusal:

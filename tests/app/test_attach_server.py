@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from app import protocol
-from app.attach import connection
+from app.attach import connection, facts
 from app.attach.requests import MAX_EVENT_BYTES
 from app.attach.source import NOT_OURS, READ_ONLY, AttachedServer
 from app.protocol import AddRequest, Loading, Notice, PaceSet, Ready, Refused
@@ -53,6 +53,7 @@ SUMMED = {
 KEY = "sk-very-secret"
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 ANSWER = "The capital of France is Paris."
+NESTED = '{"error": ' + "[" * 100_000
 
 
 def polls(watch: Watch) -> list[Poll]:
@@ -130,6 +131,32 @@ def test_strange_parameters_are_unknown() -> None:
     assert not polls(watch)[-1].tells("max_model_len")
 
 
+@pytest.mark.parametrize("kind", ["late", "cut", "nested"])
+def test_its_metrics_are_enough(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(facts, "SECONDS", 0.2)
+    with CapturedServer() as server:
+        answer: Answer = {"late": server.hang, "cut": cut, "nested": saying(NESTED)}[kind]
+        server.answers |= dict.fromkeys(("/version", "/v1/models", "/kv_event_sources"), answer)
+        with attached(server) as watch:
+            watch.more(3)
+    (ready,) = watch.of(Ready)
+    assert (ready.model, ready.server and ready.server.version) == (MODEL, "")
+    assert watch.traces[0].config == EngineConfig(num_blocks=49, block_size=32)
+    assert not any(poll.problem for poll in polls(watch))
+
+
+def test_parameters_may_be_told_later_and_change() -> None:
+    def pool(num_blocks: int) -> str:
+        return as_metrics({**series(FCFS)[0], f'cache_config_info{{num_gpu_blocks="{num_blocks}"}}': 1.0})
+
+    with CapturedServer(texts=[as_metrics(series(FCFS)[0]), pool(49), pool(25)]) as server, attached(server) as watch:
+        watch.more(4)
+    told = [(trace.poll.tells("num_blocks"), trace.config.num_blocks) for trace in watch.traces[:4] if trace.poll]
+    assert told == [(False, EngineConfig().num_blocks), (True, 49), (True, 25), (True, 25)]
+    assert all(trace.config.max_model_len == 1024 for trace in watch.traces)
+    assert watch.traces[-1].num_free_blocks == 24
+
+
 def test_our_own_server_is_known_by_its_name() -> None:
     with CapturedServer() as server:
         server.answers["/v1/models"] = saying('{"data": [{"id": "smollm2", "owned_by": "nanoviz"}]}')
@@ -152,7 +179,6 @@ def test_nothing_is_ever_sent_by_itself() -> None:
 
 # What goes wrong.
 
-NESTED = '{"error": ' + "[" * 100_000
 GARBLED = metrics(FCFS, "before").replace('{engine="0"', '{engine="0')
 TROUBLES: list[tuple[str, Answer, str]] = [
     ("401", saying("", 401), "wants an API key: set NANOVIZ_API_KEY"),
@@ -314,6 +340,12 @@ def test_it_looks_only_when_it_is_asked_to_while_paused() -> None:
         watch.more(1)
     assert watch.of(PaceSet)[0] == PaceSet(True, 0.0)
     assert watch.of(PaceSet)[-2:] == [PaceSet(True, 2.0), PaceSet(False, 2.0)]
+
+
+def test_its_usual_rate_is_known() -> None:
+    with CapturedServer() as server, attached(server, interval=0.25) as watch:
+        assert isinstance(watch.source, AttachedServer)
+        assert watch.source.usual_rate == 4
 
 
 def test_its_parameters_cannot_be_changed() -> None:
