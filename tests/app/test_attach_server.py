@@ -541,6 +541,19 @@ def test_an_answer_that_breaks_off_is_an_error(stream: bytes, says: str) -> None
     assert watch.of(Notice)[0].text == f"request 1 has failed: {finished.told}"
 
 
+def test_a_server_that_goes_away_is_why_a_request_has_failed() -> None:
+    with CapturedServer() as server, attached(server) as watch:
+        server.answers[CHAT] = server.streaming(chunk(1, content="So"), is_endless=True)
+        watch.until(lambda: watch.traces)
+        watch.source.send(request())
+        watch.until(lambda: watch.traces[-1].running == ("1",))
+        server.stop()
+        watch.until(lambda: ended(watch))
+    (finished,) = of_traces(watch, lambda trace: trace.finished)
+    assert (finished.reason, finished.num_output_tokens) == ("error", 1)
+    assert finished.told.startswith("the server broke off its answer")
+
+
 def test_an_abort_closes_the_stream() -> None:
     with CapturedServer() as server, attached(server) as watch:
         server.answers[CHAT] = server.streaming(chunk(1, content="So"), is_endless=True)
