@@ -118,9 +118,6 @@ class Poll(_Part, frozen=True):
     """Why there are no figures: a sentence for people."""
     restarted: bool = False
     """Its counters began anew: since then it is another server."""
-    counts_at_end: bool = False
-    """Tokens are counted when their request ends, not as they come: llama.cpp does so, and an SGLang that does not tell
-    `realtime_tokens`. There is none for as long as nobody ends, and then there are many."""
     unknown: tuple[str, ...] = ()
     """The parameters of the trace's config that it does not tell; they stand there with our defaults."""
     prefix: tuple[PrefixOp, ...] = ()
@@ -128,6 +125,9 @@ class Poll(_Part, frozen=True):
     """Whether all changes of its prefix cache are known, or only those since some moment; "" for none."""
     prefix_hint: str = ""
     """How its KV events could be heard, if they are not; or what is wrong with hearing them."""
+    counts_at_end: bool = False
+    """Tokens are counted when their request ends, not as they come: llama.cpp does so, and an SGLang that does not tell
+    `realtime_tokens`. There is none for as long as nobody ends, and then there are many."""
 
     @property
     def engines(self) -> tuple[Rank, ...]:
