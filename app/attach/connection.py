@@ -6,6 +6,7 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Iterator
+from http.cookiejar import DefaultCookiePolicy
 from typing import TypeVar
 
 import httpx
@@ -64,6 +65,8 @@ class Connection:
         except (httpx.InvalidURL, ValueError, ImportError, OSError) as error:
             # The last ones are about proxies and certificates that the environment names.
             raise AttachError(f"{url} cannot be asked anything: {one_line(error)}.") from None
+        # A cookie would come back with each question, and some cannot even be written into one.
+        self.http.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=[]))
 
     async def text(self, path: str) -> str:
         """What stands there. Raises Trouble."""

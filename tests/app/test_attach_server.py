@@ -291,6 +291,16 @@ def test_what_it_tells_can_be_recorded_and_read_again(tmp_path: Path) -> None:
     assert recording.engine.server == watch.of(Ready)[0].server
 
 
+def test_no_cookie_is_kept() -> None:
+    with CapturedServer() as server:
+        server.answers["/version"] = saying('{"version": "1"}', headers={"set-cookie": "ÿ=1"})
+        server.answers["/kv_event_sources"] = saying("{}", headers={"set-cookie": "a=1"})
+        with attached(server) as watch:
+            watch.more(3)
+    assert not any("cookie" in headers for headers in server.headers)
+    assert not any(poll.problem for poll in polls(watch))
+
+
 # The key.
 
 
