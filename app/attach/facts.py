@@ -33,7 +33,7 @@ _POLICIES = ("fcfs", "priority")
 SECONDS = 2.0
 """For each answer that a server has at hand."""
 PATIENCE_SECONDS = 60.0
-"""For all parameters of a vLLM at once."""
+"""For what may take longer, while the metrics are looked at already."""
 
 
 class _Model(msgspec.Struct):
@@ -85,6 +85,8 @@ class Facts:
     """Its publishers of KV events by rank; None if it does not say."""
     complaint: str = ""
     """Why it did not say all of this."""
+    is_late: bool = False
+    """It may say more if it is given more time."""
 
     @property
     def name(self) -> str:
@@ -106,21 +108,22 @@ class Facts:
         return replace(self, known={**self.known, **_sensible(told)})
 
 
-async def ask(connection: Connection, dialect: Dialect, sample: Sample) -> Facts:
+async def ask(connection: Connection, dialect: Dialect, sample: Sample, seconds: float | None = None) -> Facts:
     """Ask what such a server answers at once. What it does not answer is not known: its metrics are what matters."""
     complaint = ""
+    is_late = False
 
     async def answer(path: str, kind: type[Answer], *kinds: Dialect) -> Answer | None:
         """None from another kind of server, too."""
-        nonlocal complaint
+        nonlocal complaint, is_late
         if kinds and dialect not in kinds:
             return None
         try:
-            return await connection.json(path, kind, SECONDS)
+            return await connection.json(path, kind, seconds or SECONDS)
         except Refusal as refusal:  # vLLM guards what begins with /v1 with its key, and not its metrics
             complaint = str(refusal)
         except Trouble:
-            pass
+            is_late = True
         return None
 
     # All at once, since each may be late.
@@ -142,6 +145,7 @@ async def ask(connection: Connection, dialect: Dialect, sample: Sample) -> Facts
         known=_sensible(told),
         kv_sources=None if sources is None else {cleaned(rank, 40): source for rank, source in sources.items()},
         complaint=complaint,
+        is_late=is_late,
     )
 
 

@@ -254,8 +254,7 @@ class AttachedServer:
             self._put(protocol.Notice(f"{self.url} {self._facts.complaint}."))
         if self._more_task:
             self._more_task.cancel()
-        if dialect is VLLM:
-            self._more_task = self._tasks.create_task(self._ask_more())
+        self._more_task = self._tasks.create_task(self._ask_more(dialect, sample, self._facts))
         await self._listen(sample)
 
     async def _listen(self, sample: Sample) -> None:
@@ -270,11 +269,16 @@ class AttachedServer:
             self._kv = KvListener(publishers.addresses(self._kv_address, self._facts, self.url, ranks))
             self._kv_task = self._tasks.create_task(self._kv.listen())
 
-    async def _ask_more(self) -> None:
-        with suppress(Trouble):
-            told = await facts.ask_more(self._connection)
-            assert self._facts is not None
-            self._facts = self._facts.knowing(told)
+    async def _ask_more(self, dialect: Dialect, sample: Sample, known: Facts) -> None:
+        """Learn what takes longer. Whatever the looks have told meanwhile is newer."""
+        if known.is_late:
+            again = await facts.ask(self._connection, dialect, sample, facts.PATIENCE_SECONDS)
+            self._facts = again.knowing((self._facts or known).known)
+            await self._listen(sample)
+        if dialect is VLLM:
+            with suppress(Trouble):
+                told = await facts.ask_more(self._connection)
+                self._facts = (self._facts or known).knowing(told)
 
     def _report(self, problem: str) -> None:
         """Tell once what is wrong, until something else is; or once more if our own requests have come on meanwhile."""

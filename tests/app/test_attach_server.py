@@ -11,6 +11,8 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.requests import Request
+from starlette.responses import Response
 
 from app import protocol
 from app.attach import connection, facts
@@ -28,6 +30,7 @@ from tests.app.captured_server import (
     DATA,
     FCFS,
     MODEL,
+    PAUSE,
     PRIORITY,
     Answer,
     CapturedServer,
@@ -143,6 +146,26 @@ def test_its_metrics_are_enough(kind: str, monkeypatch: pytest.MonkeyPatch) -> N
     assert (ready.model, ready.server and ready.server.version) == (MODEL, "")
     assert watch.traces[0].config == EngineConfig(num_blocks=49, block_size=32)
     assert not any(poll.problem for poll in polls(watch))
+
+
+def test_what_is_late_is_still_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(facts, "SECONDS", 0.2)
+    is_ready = False
+    with CapturedServer() as server:
+        models = server.answers["/v1/models"]
+
+        async def late(request: Request) -> Response:
+            while not is_ready:
+                await asyncio.sleep(PAUSE)
+            return await models(request)
+
+        server.answers["/v1/models"] = late
+        with attached(server) as watch:
+            watch.more(3)
+            assert not polls(watch)[-1].tells("max_model_len")
+            is_ready = True
+            watch.until(lambda: polls(watch)[-1].tells("max_model_len"))
+    assert watch.traces[-1].config == EngineConfig(num_blocks=49, block_size=32, max_model_len=1024)
 
 
 def test_parameters_may_be_told_later_and_change() -> None:
