@@ -6,6 +6,7 @@ import asyncio
 import signal
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from math import inf
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -29,7 +30,7 @@ from app.pacing import FRAMES_PER_SECOND
 from app.panels.axis import GoTo
 from app.panels.panel import Panel
 from app.panels.requests import RequestsPanel
-from app.parameters import SPEED, Changes, Value, check, next_speed, parse, turned
+from app.parameters import POLL_RATES, SPEED, Changes, Value, check, next_poll_rate, next_speed, parse, turned
 from app.preset import Preset
 from app.protocol import EngineOptions, Event
 from app.screens.compare import CompareScreen
@@ -256,8 +257,8 @@ class Dashboard(ThemedApp[int]):
             return
         if history.first_step:
             self._say(
-                f"Nothing was saved: it needs all steps, and the oldest one kept is {history.first_step:,}. "
-                "`nanoviz --record FILE` keeps all; history_steps says how many are kept here.",
+                f"Nothing was saved: it needs all {history.live.unit}s, and the oldest one kept is "
+                f"{history.first_step:,}. --record FILE keeps all; history_steps says how many are kept here.",
                 "warning",
             )
             return
@@ -500,7 +501,11 @@ class Dashboard(ThemedApp[int]):
         self.redraw()
 
     def action_speed(self, by: int) -> None:
-        self.session.set_speed(next_speed(self.session.speed, by))
+        server = self.session.server
+        if server:
+            self.session.set_speed(next_poll_rate(self.session.speed or 1 / server.interval, by))
+        else:
+            self.session.set_speed(next_speed(self.session.speed, by))
         self.redraw()
 
     def action_travel(self, by: int) -> None:
@@ -528,15 +533,20 @@ class Dashboard(ThemedApp[int]):
     def on_go_to(self, message: GoTo) -> None:
         first = self.session.history.first_step
         if first is not None and message.step < first:
-            self._say(f"Step {message.step:,} is no longer kept; this is the oldest one.")
+            self._say(f"{self.session.view.unit.title()} {message.step:,} is no longer kept; this is the oldest one.")
         self._look_back(lambda: self.cursor.go_to(message.step, stay=message.stay))
 
     def _look_back(self, travel: Callable[[], object]) -> None:
-        """Move the cursor. Who looks at the past wants the present to wait."""
+        """Move the cursor. Who looks at the past wants the present to wait; but a server elsewhere goes on in any case,
+        and what it does meanwhile should not be missed."""
         travel()
-        if not self.cursor.is_live and not self.session.paused and not self.session.failed:
-            self.session.set_paused(True)
+        if not self.cursor.is_live:
+            self._let_it_wait()
         self.redraw()
+
+    def _let_it_wait(self) -> None:
+        if not self.session.paused and not self.session.failed and not self.session.server:
+            self.session.set_paused(True)
 
     async def action_events(self) -> None:
         last = self.session.history.last_step
@@ -554,7 +564,7 @@ class Dashboard(ThemedApp[int]):
         """Nobody can read what changes many times a second: it pauses, as looking at the past does."""
         if not self.session.paused and not self.session.failed:
             self.cursor.hold()
-            self.session.set_paused(True)
+        self._let_it_wait()
         await self._open(WhyScreen(self.keys))
 
     # The engine and its parameters.
@@ -614,7 +624,8 @@ class Dashboard(ThemedApp[int]):
             self._refuse(str(error))
             return
         if name == SPEED:
-            self.session.set_speed(float(value))
+            most = POLL_RATES[-1] if self.session.server else inf
+            self.session.set_speed(min(float(value), most))
             self.redraw()
         else:
             self._reconfigure({name: value})

@@ -96,7 +96,8 @@ class EngineProcess:
         self._kill_group()
         self._process.wait()
         self._reader.join(CLOSE_SECONDS)
-        self._connection.close()
+        with self._sending:
+            self._connection.close()
 
     def _kill_group(self) -> None:
         """Kill the child's session, unless the child has been waited for: then its number may be somebody else's."""

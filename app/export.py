@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from app.perfetto import timeline
-from app.poll_tables import polls_csv, polls_json
+from app.poll_tables import own_requests_csv, polls_csv, polls_json
 from app.protocol import Ready
 from app.recording import Recorder, Recording, RecordingError
 from app.run import Run
@@ -68,16 +68,15 @@ class Material:
 
     def about(self) -> dict[str, Any]:
         """What an exported file says of itself."""
+        engine = self.engine
+        ours = {"parameters": engine.num_parameters, "dtype": engine.dtype, "device": engine.device}
         return {
             "nanoviz": self.nanoviz,
             "run": self.name,
-            "recorded": self.engine.recorded,
-            "model": self.engine.model,
-            "parameters": self.engine.num_parameters,
-            "dtype": self.engine.dtype,
-            "device": self.engine.device,
+            "recorded": engine.recorded,
+            "model": engine.model,
+            **({"server": msgspec.to_builtins(engine.server)} if engine.server else ours),
             "config": self._config(),
-            **({"server": msgspec.to_builtins(self.engine.server)} if self.engine.server else {}),
         }
 
     def _config(self) -> dict[str, Any]:
@@ -131,7 +130,7 @@ def _files_of_server(format: str, target: Path, source: Material, run: Run) -> d
         case "csv":
             return {
                 _beside(target, "-polls.csv"): _pieces(polls_csv(source.traces)),
-                _beside(target, "-requests.csv"): _pieces(requests_csv(run)),
+                _beside(target, "-requests.csv"): _pieces(own_requests_csv(run)),
             }
     raise ExportError(
         "a server elsewhere does not tell its steps, which Perfetto would draw; csv and json hold its polls."

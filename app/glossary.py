@@ -159,8 +159,18 @@ TERMS = (
     ),
     Entry(
         "mine",
-        "Of a server's requests only those that are sent from here are known one by one; what is said of them was "
-        "measured at this end. Of all others a server tells numbers only.",
+        "Of a server's requests only those that are sent from here are known one by one, and have rows; what is said "
+        "of them was measured at this end. Of all others a server tells numbers only.",
+    ),
+    Entry(
+        "tokens per iteration",
+        "What one step of a server's engine computed, in the mean of all steps between two polls: outputs below, "
+        "prompts above them. The dotted line is the budget, if the server tells it.",
+    ),
+    Entry(
+        "all, and mine",
+        "Latencies of all requests of a server since we look at it, as far as the bounds tell in which it counts them: "
+        ">2.0 is above the last one. Those of mine are exact.",
     ),
     Entry(
         "KV events",
@@ -256,28 +266,25 @@ PANELS = {
         "Token budget",
         "A column is a step, the newest at the right; its height is the tokens computed in it, the dotted line the "
         "most that it may compute. From the bottom: decodes (green), prompts (blue), work done twice (orange), and "
-        "hatched what the prefix cache saved; without colours each has its own sign. ▼ below: somebody was preempted. "
-        "Of a server elsewhere a column is a poll, and its height what an iteration computed in the mean.",
+        "hatched what the prefix cache saved; without colours each has its own sign. ▼ below: somebody was preempted.",
     ),
     "requests": Entry(
         "Requests",
         "A row is a request: its letter, its progress (12/60 output tokens; during a prefill computed of needed "
         "tokens), its KV blocks (▦), its preemptions (×2), and its life in the columns of the token budget. Rows stand "
-        "in the scheduler's order: running, a line that says what the next one waits for, waiting, ended. Of a server "
-        "elsewhere only requests that were sent from here have rows.",
+        "in the scheduler's order: running, a line that says what the next one waits for, waiting, ended.",
     ),
     "step": Entry(
         "Step",
         "One decision of the scheduler. The bar is the budget: a letter for each request that got a share, dots for "
         "what stayed unused. Below, in words: who was preempted for whom, who got how much and why not more, who waits "
-        "for what; and at the end where the time went. Of a server elsewhere: what it told when it was asked last.",
+        "for what; and at the end where the time went.",
     ),
     "blocks": Entry(
         "KV blocks",
         "The memory: every block with the letter of who holds it, how full it is, how many share it (2), and whether "
         "it has just lost its cached content (~). ░ is free, but its content is still known. When nothing is free any "
-        "more, somebody is preempted. Of a server elsewhere: how much requests hold, and with KV events a tree of the "
-        "blocks (▪, new ones ▣) that its prefix cache knows; what stands under └ follows the block before it.",
+        "more, somebody is preempted.",
     ),
     "events": Entry(
         "Events",
@@ -292,8 +299,7 @@ PANELS = {
     "latency": Entry(
         "Latency",
         "How long people wait: until the first token (TTFT) and between two tokens (ITL), for short and long prompts "
-        "apart. While a long prompt is being computed the gaps of all others grow, the more the larger the budget is. "
-        "Of a server elsewhere: all its requests since we look, between the bounds it counts in, and mine exactly.",
+        "apart. While a long prompt is being computed the gaps of all others grow, the more the larger the budget is.",
     ),
     "waste": Entry(
         "Waste",

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Reversible, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from math import floor
+from math import floor, inf
 from statistics import median
 
 from app.view import Sample, StepBar
@@ -24,6 +24,8 @@ class Distribution:
     p95: float
     p99: float
     max: float
+    known_to: float = inf
+    """Of values that were only counted, the highest bound: an infinite one lies somewhere above it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +63,10 @@ def distribution(samples: Iterable[Sample], *, is_long: bool | None = None) -> D
 def between_bounds(histogram: Histogram) -> Distribution | None:
     """Of values that were only counted between bounds: its percentiles lie on a line between two of them, and the
     highest value is at most its bound. None if there are no values."""
-    known = [histogram.quantile(share) for share in (0.5, 0.95, 0.99, 1.0)]
-    p50, p95, p99, most = (value or 0.0 for value in known)
-    return Distribution(histogram.count, p50, p95, p99, most) if histogram.count else None
+    p50, p95, p99, most = (histogram.quantile(share) for share in (0.5, 0.95, 0.99, 1.0))
+    if p50 is None or p95 is None or p99 is None or most is None:
+        return None
+    return Distribution(histogram.count, p50, p95, p99, most, histogram.bounds[-1])
 
 
 def by_step(samples: Reversible[Sample], since: int) -> dict[int, Sample]:

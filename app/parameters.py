@@ -37,6 +37,8 @@ LADDERS: dict[str, tuple[int | float, ...]] = {
 LEAST_SPEED = 0.01
 SPEEDS = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 0.0)
 """Steps a second; the last, 0, is as fast as it goes."""
+POLL_RATES = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+"""Polls a second of a server elsewhere, to which each of them is work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,16 +63,16 @@ class Parameters:
     The engine answers every change once, in the order in which they were asked for.
     """
 
-    def __init__(self, start: EngineConfig) -> None:
+    def __init__(self, start: EngineConfig, *, is_elsewhere: bool = False) -> None:
         self.start = start
         """What a reset goes back to."""
         self.config = start
         """What holds from the next step on, as far as the engine has said."""
         self.message = ""
         """Why the last change was not made, or not as it was asked for."""
-        self.is_elsewhere = False
+        self.is_elsewhere = is_elsewhere
         """They are those of a server that was started elsewhere, where nobody can change them."""
-        self.unknown: frozenset[str] = frozenset()
+        self.unknown = frozenset(f.name for f in fields(EngineConfig)) if is_elsewhere else frozenset[str]()
         """Those that such a server does not tell; what stands in `config` is not theirs."""
         self._asked: deque[Changes] = deque()
 
@@ -123,7 +125,7 @@ class Parameters:
         self.message = reason
 
     def look_at(self, config: EngineConfig, unknown: Iterable[str]) -> None:
-        """They are those of a server elsewhere, and these of them it does not tell."""
+        """They are those of a server elsewhere, of which it does not tell some."""
         self.start = self.config = config
         self.unknown, self.is_elsewhere = frozenset(unknown), True
 
@@ -166,6 +168,15 @@ def next_speed(speed: float, by: int) -> float:
     speeds = [other or inf for other in SPEEDS]
     found = min(_above(now, speeds), default=now) if by > 0 else max(_below(now, speeds), default=now)
     return 0.0 if found == inf else found
+
+
+def next_poll_rate(rate: float, by: int) -> float:
+    """The next of POLL_RATES up or down; at the end the one that there is."""
+    return (
+        min(_above(rate, POLL_RATES), default=POLL_RATES[-1])
+        if by > 0
+        else max(_below(rate, POLL_RATES), default=POLL_RATES[0])
+    )
 
 
 def parse(name: str, text: str) -> Value:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from app.run import Run
-from app.tables import Value, as_csv, requests_json
+from app.tables import REQUEST_COLUMNS, Value, as_csv, requests_csv, requests_json
 from engine.poll import Histogram, Measured, Poll
 from engine.trace import StepTrace
 
@@ -50,10 +50,19 @@ COLUMNS: Mapping[str, Callable[[Polled], Value]] = {
     "problem": lambda row: row[1].problem or None,
 }
 
+UNTOLD = ("admission_step", "queue_s", "computed", "recomputed", "cached", "preemptions")
+"""What a server does not tell of our own requests."""
+OWN_COLUMNS = {name: of for name, of in REQUEST_COLUMNS.items() if name not in UNTOLD}
+
 
 def polls_csv(traces: Iterable[StepTrace]) -> Iterator[bytes]:
     """A row for each poll, in pieces."""
     return as_csv(COLUMNS, _polled(traces))
+
+
+def own_requests_csv(run: Run) -> Iterator[bytes]:
+    """A row for each of our own requests, in pieces."""
+    return requests_csv(run, OWN_COLUMNS)
 
 
 def polls_json(run: Run, traces: Iterable[StepTrace], about: Mapping[str, Any]) -> Iterator[bytes]:
@@ -65,7 +74,7 @@ def polls_json(run: Run, traces: Iterable[StepTrace], about: Mapping[str, Any]) 
         yield separator + msgspec.json.encode({**row, "told": poll})
         separator = b",\n"
     yield b"\n],"
-    yield from requests_json(run)
+    yield from requests_json(run, OWN_COLUMNS)
     yield b"}\n"
 
 

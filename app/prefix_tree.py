@@ -42,6 +42,16 @@ class Branch:
     """What stood before it is gone, so that no prompt can hit it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Forest:
+    """A prefix cache as branches."""
+
+    roots: list[Branch]
+    """The largest first."""
+    num_shared: int
+    """Blocks that more than one other follows: different texts begin with them."""
+
+
 class PrefixTree:
     """Copies share what they have in common, so that every past state can be kept."""
 
@@ -51,11 +61,14 @@ class PrefixTree:
         self.num_stored = 0
         self.num_evicted = 0
         """In the newest step."""
+        self._forest: tuple[Map[str, CachedBlock], int, Forest] | None = None
+        """What the last question came to, and for which blocks and step: a screen is drawn oftener than they change."""
 
     def copy(self) -> PrefixTree:
         """One that goes on by itself."""
         tree = PrefixTree()
         tree.blocks, tree.num_stored, tree.num_evicted = self.blocks, self.num_stored, self.num_evicted
+        tree._forest = self._forest
         return tree
 
     def apply(self, ops: Iterable[PrefixOp], step: int) -> None:
@@ -93,24 +106,22 @@ class PrefixTree:
                     blocks[key] = CachedBlock(known.parent, known.step, known.num_copies - 1)
             self.blocks = blocks.finish()
 
-    @property
-    def num_shared(self) -> int:
-        """Blocks that more than one other follows: different texts begin with them."""
-        followers: dict[str, int] = {}
-        for block in self.blocks.values():
-            followers[block.parent] = followers.get(block.parent, 0) + 1
-        return sum(count > 1 for parent, count in followers.items() if parent in self.blocks)
+    def forest(self, step: int) -> Forest:
+        """All that it holds, from its beginnings on; `step` is the newest."""
+        if self._forest is None or self._forest[0] is not self.blocks or self._forest[1] != step:
+            self._forest = self.blocks, step, self._grow(step)
+        return self._forest[2]
 
-    def branches(self, step: int) -> list[Branch]:
-        """All that it holds, from its beginnings on, the largest first; `step` is the newest."""
+    def _grow(self, step: int) -> Forest:
         followers: dict[str, list[str]] = {}
         beginnings = []
-        for key, block in self.blocks.items():
-            if block.parent in self.blocks:
+        blocks = dict(self.blocks)
+        for key, block in blocks.items():
+            if block.parent in blocks:
                 followers.setdefault(block.parent, []).append(key)
             else:
                 beginnings.append(key)
-        roots = [Branch(rank=key.partition("/")[0], is_orphan=self.blocks[key].parent != "") for key in beginnings]
+        roots = [Branch(rank=key.partition("/")[0], is_orphan=blocks[key].parent != "") for key in beginnings]
         made: list[Branch] = []
         todo = list(zip(beginnings, roots, strict=True))
         while todo:  # a text may be thousands of blocks long: too deep for recursion
@@ -118,7 +129,7 @@ class PrefixTree:
             made.append(branch)
             following = [key]
             while len(following) == 1:
-                block = self.blocks[following[0]]
+                block = blocks[following[0]]
                 branch.num_blocks += 1
                 branch.num_copies += block.num_copies - 1
                 branch.num_new += block.step == step
@@ -128,7 +139,8 @@ class PrefixTree:
         for branch in reversed(made):  # those behind it were made after it
             branch.size = branch.num_blocks + sum(behind.size for behind in branch.branches)
             branch.branches.sort(key=lambda one: -one.size)
-        return sorted(roots, key=lambda one: -one.size)
+        num_shared = sum(bool(branch.branches) for branch in made)
+        return Forest(sorted(roots, key=lambda one: -one.size), num_shared)
 
 
 def _key(rank: str, block: str) -> str:

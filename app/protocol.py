@@ -14,14 +14,35 @@ class _Message(msgspec.Struct, frozen=True, tag=True, tag_field="type"):
     pass
 
 
+class Server(msgspec.Struct, frozen=True):
+    """A server elsewhere that is only looked at, and what it is."""
+
+    kind: str
+    """What serves: vLLM, SGLang, llama.cpp, or nanoviz; "" until it has answered."""
+    version: str
+    """"" if it does not tell."""
+    url: str
+    """Without anything secret."""
+    read_only: bool = False
+    """Nothing is ever sent to it."""
+    is_tested: bool = True
+    """Whether this program was tried with such a server, or only follows its documentation."""
+    interval: float = 0.5
+    """Seconds between two polls, unless somebody wants them faster or slower."""
+
+
 class EngineOptions(_Message, frozen=True):
-    """The first thing that the child is told: what to load and how to run it."""
+    """The first thing that the child is told: what to load and how to run it.
+
+    With `server` there is no child, and nothing else in it holds: a server elsewhere is looked at.
+    """
 
     model: str
     dtype: str
     device: str
     threads: int | None
     config: EngineConfig
+    server: Server | None = None
 
 
 class Piece(msgspec.Struct, frozen=True):
@@ -112,21 +133,6 @@ class Loading(_Message, frozen=True):
     total: int = 0
     hint: str = "keys work already; what you send waits for the model"
     """What a person can do meanwhile."""
-
-
-class Server(msgspec.Struct, frozen=True):
-    """A server elsewhere that is only looked at, and what it is."""
-
-    kind: str
-    """What serves: vLLM, SGLang, llama.cpp, or nanoviz."""
-    version: str
-    """"" if it does not tell."""
-    url: str
-    """Without anything secret."""
-    read_only: bool = False
-    """Nothing is ever sent to it."""
-    is_tested: bool = True
-    """Whether this program was tried with such a server, or only follows its documentation."""
 
 
 class Ready(_Message, frozen=True):

@@ -27,8 +27,8 @@ def told(trace: StepTrace, poll: Poll, view: EngineView) -> list[list[Part]]:
         sentences.append([(f"{count}; ", style(PREEMPTED)), (COUNTED_LATE, style(DIM))])
     if poll.finished:
         sentences.append([(f"{poll.finished.total():,} ended: {listed(poll.finished)}", style(TEXT))])
-    if len(poll.ranks) > 1:
-        sentences += [_rank(rank, poll) for rank in poll.ranks]
+    if len(poll.engines) > 1:
+        sentences += [_rank(rank) for rank in poll.engines]
     sentences += _own(trace, view)
     if missing := list(_missing(poll)):
         sentences.append([(f"{NOT_TOLD}: {', '.join(missing)}", style(DIM))])
@@ -51,7 +51,7 @@ def percent(share: float) -> str:
 def _load(trace: StepTrace, poll: Poll) -> list[Part]:
     if poll.num_running is None:
         return []
-    seats = f" of {trace.config.max_num_seqs * len(poll.ranks)} seats" if poll.tells("max_num_seqs") else ""
+    seats = f" of {trace.config.max_num_seqs * len(poll.engines)} seats" if poll.tells("max_num_seqs") else ""
     parts: list[Part] = [(f"{poll.num_running:,} run{seats}", style(BRIGHT))]
     if poll.num_waiting is not None:
         parts.append((f", {poll.num_waiting:,} wait", style(WAITING if poll.num_waiting else TEXT)))
@@ -64,12 +64,14 @@ def _work(poll: Poll) -> list[Part]:
     if not poll.interval:
         return [("what it counts is known from the next poll on", style(DIM))]
     rates = token_rates(poll)
+    kinds = ((rates.decode, "outputs"), (rates.prefill, "prompts"))
+    told = ", ".join(f"{rate:.1f} of {name}" for rate, name in kinds if rate is not None)
     if rates.unit == "second":
-        return [(f"{rates.decode:.1f} output tokens a second, {rates.prefill:.1f} of prompts", style(DECODE))]
+        return [(f"tokens a second: {told}", style(DECODE))] if told else []
     iterations = f"{plural(poll.num_iterations or 0, 'iteration')} in {poll.interval:.2f} s"
     if not poll.num_iterations:
         return [(iterations, style(TEXT))]
-    each = f", {rates.computed:.1f} tokens each: {rates.decode:.1f} of outputs, {rates.prefill:.1f} of prompts"
+    each = f", {rates.computed:.1f} tokens each: {told}" if told else ""
     return [(iterations, style(TEXT)), (each, style(DECODE))]
 
 
@@ -80,16 +82,20 @@ def _cache(poll: Poll) -> list[Part]:
     return [(f"prefix cache: {hits:,} of {queried:,} tokens found, {percent(hits / queried)}", style(CACHED))]
 
 
-def _rank(rank: Rank, poll: Poll) -> list[Part]:
-    facts = []
-    if rank.num_running is not None:
-        facts.append(f"{rank.num_running:,} run")
-    if rank.num_waiting is not None:
-        facts.append(f"{rank.num_waiting:,} wait")
+def _rank(rank: Rank) -> list[Part]:
+    told = {
+        "run": rank.num_running,
+        "wait": rank.num_waiting,
+        "iterations": rank.num_iterations,
+        "tokens of outputs": rank.num_generation_tokens,
+        "of prompts": rank.num_prompt_tokens,
+        "cached": rank.num_cached_tokens,
+        "preempted": rank.num_preemptions,
+        "ended": None if rank.finished is None else sum(rank.finished.values()),
+    }
+    facts = [f"{count:,} {name}" for name, count in told.items() if count is not None]
     if rank.kv_usage is not None:
-        facts.append(f"KV {percent(rank.kv_usage)}")
-    if rank.num_generation_tokens is not None and poll.interval:
-        facts.append(f"{rank.num_generation_tokens / poll.interval:.0f} tok/s")
+        facts.insert(2, f"KV {percent(rank.kv_usage)}")
     return [(f"rank {printable(rank.name)}: ", style(DIM)), (", ".join(facts), style(TEXT))]
 
 
@@ -114,6 +120,8 @@ def _missing(poll: Poll) -> Iterator[str]:
         return
     counts = {
         "iterations": poll.num_iterations,
+        "output tokens": poll.num_generation_tokens,
+        "prompt tokens": poll.num_prompt_tokens,
         "prefix hits": poll.num_hit_tokens,
         "preemptions": poll.num_preemptions,
         "finish reasons": poll.finished,

@@ -23,6 +23,7 @@ from engine.config import EngineConfig
 from engine.trace import StepTrace
 
 NO_ENGINE = "this is a recording, in which nothing can be changed; `nanoviz` runs an engine."
+NOT_YET = "the server has not answered yet."
 READ_ONLY = "--read-only: nothing is sent to this server."
 NOT_OURS = "this server was started elsewhere: its parameters stay as they are, and presets need `nanoviz` itself."
 LONGEST_WAIT = 0.5
@@ -63,7 +64,7 @@ class Session:
         self._start = start
         self._history_steps = history_steps
         self._num_sent = 0
-        self.parameters = Parameters(options.config)
+        self.parameters = Parameters(options.config, is_elsewhere=options.server is not None)
         self.injector = Injector()
         self.last_sent: tuple[Draft, ...] = ()
         """What a person has sent last, to be sent again."""
@@ -78,7 +79,8 @@ class Session:
     def _start_engine(self) -> None:
         """A new process, of which nothing is known yet."""
         self.ready: protocol.Ready | None = None
-        self.loading: protocol.Loading | None = protocol.Loading("starting the engine")
+        starting = "asking the server" if self.options.server else "starting the engine"
+        self.loading: protocol.Loading | None = protocol.Loading(starting)
         self.failed: protocol.Failed | None = None
         self.paused = False
         self.speed = 0.0
@@ -157,14 +159,16 @@ class Session:
     @property
     def server(self) -> protocol.Server | None:
         """The server elsewhere that is looked at, if there is no engine of ours."""
-        return self.ready.server if self.ready else None
+        return self.ready.server if self.ready else self.options.server
 
     @property
     def why_not_sent(self) -> str:
         """Why nothing can be sent; "" if it can."""
         if self.is_recording:
             return NO_ENGINE
-        return READ_ONLY if self.server and self.server.read_only else ""
+        if self.server and self.server.read_only:
+            return READ_ONLY
+        return NOT_YET if self.server and not self.ready else ""
 
     @property
     def why_not_changed(self) -> str:
@@ -200,6 +204,8 @@ class Session:
                     self.pending.pop(arrival.request_id, None)
                 self.aborting.difference_update(finished.request_id for finished in trace.finished)
                 self.history.apply(trace)
+                if self.history.first_step:  # now this run can never be played once more
+                    self._sent.clear()
                 self.was_held = self.was_held or bool(self.speed) or self.paused
                 if self.run and not self.script_ended:
                     self.run.apply(trace)

@@ -82,9 +82,9 @@ def steps_csv(run: Run) -> Iterator[bytes]:
     return as_csv(STEP_COLUMNS, run.steps)
 
 
-def requests_csv(run: Run) -> Iterator[bytes]:
+def requests_csv(run: Run, columns: Columns[RequestRow] = REQUEST_COLUMNS) -> Iterator[bytes]:
     """A row for each request in the order of arrival, in pieces."""
-    return as_csv(REQUEST_COLUMNS, run.requests)
+    return as_csv(columns, run.requests)
 
 
 def tables_json(run: Run, about: Mapping[str, Any]) -> Iterator[bytes]:
@@ -100,10 +100,10 @@ def tables_json(run: Run, about: Mapping[str, Any]) -> Iterator[bytes]:
     yield b"}\n"
 
 
-def requests_json(run: Run) -> Iterator[bytes]:
+def requests_json(run: Run, columns: Columns[RequestRow] = REQUEST_COLUMNS) -> Iterator[bytes]:
     """The key "requests" and its rows, in pieces."""
     yield b'"requests":[\n'
-    yield from _joined({**_record(REQUEST_COLUMNS, row), **_details(row)} for row in run.requests)
+    yield from _joined({**_record(columns, row), **_details(row)} for row in run.requests)
     yield b"\n]"
 
 

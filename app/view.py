@@ -129,6 +129,8 @@ class StepBar(msgspec.Struct, frozen=True, gc=False):
     preempted_gap: float = 0.0
     """The same of requests that were preempted meanwhile, which are not in `gap`."""
     has_budget: bool = True
+    is_away: bool = False
+    """A server elsewhere did not answer."""
 
     @property
     def total(self) -> int:
@@ -351,7 +353,9 @@ class EngineView:
     def _take_poll(self, poll: Poll, trace: StepTrace, before: Poll | None, num_changes: int) -> None:
         """Take in what a server told, and what became of it since the poll before."""
         self.server = self.server or ServerView()
-        self.server.apply(poll, trace.step)
+        self.server.apply(poll, trace)
+        if poll.restarted:
+            self.num_preemptions = 0
         for told, is_trouble in news(poll, before):
             self.events.append(EventView(trace.step, "server", told=told, is_trouble=is_trouble))
         if poll.num_preemptions:
@@ -360,26 +364,22 @@ class EngineView:
         if poll.finished is not None:
             self.num_finished = self.server.finished.total()
         rates = token_rates(poll)
-        known = rates.unit == "iteration" and poll.tells("max_num_batched_tokens")
         itl = poll.latencies.get("itl")
         self.bars.append(
             StepBar(
                 trace.step,
-                ceil(rates.decode),
-                ceil(rates.prefill),
+                ceil(rates.decode or 0),
+                ceil(rates.prefill or 0),
                 0,
-                ceil(rates.cached),
-                trace.config.max_num_batched_tokens if known else self.server.most_tokens,
+                ceil(rates.cached or 0),
+                trace.config.max_num_batched_tokens if self.server.has_budget else self.server.most_tokens,
                 poll.num_preemptions or 0,
                 num_changes,
                 (itl.mean if itl else None) or 0.0,
-                has_budget=known,
+                has_budget=self.server.has_budget,
+                is_away=bool(poll.problem),
             )
         )
-        self.totals.computed += (poll.num_prompt_tokens or 0) + (poll.num_generation_tokens or 0)
-        self.totals.saved += poll.num_cached_tokens or 0
-        if known:
-            self.totals.budget += (poll.num_iterations or 0) * trace.config.max_num_batched_tokens
 
     def _take_output(self, output: Output, trace: StepTrace) -> None:
         request = self._to_change(output.request_id)
@@ -550,7 +550,7 @@ class EngineView:
         if request.spans[-1].last is None:
             request.spans[-1].last = step - 1
         self.num_finished += 1
-        if finished.e2e is not None and finished.reason != "abort":
+        if finished.e2e is not None and finished.reason not in ("abort", "error"):
             self.samples["e2e"].append(Sample(step, finished.e2e, request.is_long))
         kind: EventKind = "aborted" if finished.reason == "abort" else "finished"
         self.events.append(EventView(step, kind, finished.request_id, finished=finished, number=request.number))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from math import inf
 from typing import Literal
 
 import msgspec
@@ -38,7 +39,7 @@ class Histogram(_Part, frozen=True):
 
     def quantile(self, share: float) -> float | None:
         """Where this share (0 to 1) of the values lies below, on a line between the bounds (as Prometheus'
-        `histogram_quantile` has it). Above the last bound all that is known is that bound. None without values."""
+        `histogram_quantile` has it); infinite above the last bound. None without values."""
         rank, below, low = share * self.count, 0, 0.0
         if not self.count:
             return None
@@ -46,7 +47,7 @@ class Histogram(_Part, frozen=True):
             if count and below + count >= rank:
                 return low + (bound - low) * max(0.0, rank - below) / count
             below, low = below + count, bound
-        return low
+        return inf
 
     def __add__(self, other: Histogram) -> Histogram:
         """Both together. Raises ValueError if their bounds are not the same."""
@@ -132,6 +133,11 @@ class Poll(_Part, frozen=True):
     @property
     def engines(self) -> tuple[Rank, ...]:
         """The ranks that are one."""
+        return tuple(rank for rank in self.ranks if rank.name)
+
+    @property
+    def engines(self) -> tuple[Rank, ...]:
+        """Those of `ranks` that are one engine."""
         return tuple(rank for rank in self.ranks if rank.name)
 
     @property

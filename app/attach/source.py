@@ -244,7 +244,7 @@ class AttachedServer:
         before, self._facts = self._facts, await facts.ask(self._connection, dialect, sample)
         if before is None:
             server = protocol.Server(
-                self._facts.kind, self._facts.version, self.url, self._read_only, dialect.is_tested
+                self._facts.kind, self._facts.version, self.url, self._read_only, dialect.is_tested, self._interval
             )
             self._put(_ready(self._facts, server))
         elif before.name != self._facts.name:

@@ -30,7 +30,7 @@ from engine.poll import Poll
 EIGHTHS = " ▁▂▃▄▅▆▇█"
 GLYPHS = {**KIND_GLYPHS, CACHED: CACHED_GLYPH}
 LIMIT = "┈"
-PREEMPTED_MARK, CHANGED_MARK, BOTH_MARK = "▼", "±", "‡"
+PREEMPTED_MARK, CHANGED_MARK, BOTH_MARK, AWAY_MARK = "▼", "±", "‡", "✗"
 
 
 class BudgetPanel(Panel):
@@ -95,13 +95,14 @@ def _numbers_of_poll(poll: Poll, bar: StepBar, space: str) -> list[Part]:
     """What an iteration of the shown poll computed, in the mean."""
     if poll.problem:
         return [("no answer", style(PREEMPTED))]
+    if not poll.interval:
+        return [("counts from", style(DIM)), ("the next one on", style(DIM))]
     rates = token_rates(poll)
-    numbers: list[Part] = [
-        ("this poll", style(DIM)),
-        (f"{_sign(DECODE, space)}{rates.decode:.1f} outputs", style(DECODE)),
-        (f"{_sign(PREFILL, space)}{rates.prefill:.1f} prompts", style(PREFILL)),
-    ]
-    if poll.num_cached_tokens:
+    numbers: list[Part] = [("this poll", style(DIM))]
+    for kind, name, rate in ((DECODE, "outputs", rates.decode), (PREFILL, "prompts", rates.prefill)):
+        told = f"{rate:.1f} {name}" if rate is not None else f"? {name}"
+        numbers.append((f"{_sign(kind, space)}{told}", style(kind)))
+    if rates.cached:
         numbers.append((f"{_sign(CACHED, space)}{rates.cached:.1f} cached", style(CACHED)))
     if bar.has_budget:
         numbers.append((f"budget {bar.budget:,}", style(DIM)))
@@ -113,6 +114,8 @@ def _numbers_of_poll(poll: Poll, bar: StepBar, space: str) -> list[Part]:
 def _mark(bar: StepBar) -> Part:
     """Whether somebody was preempted in a step, or a parameter changed with it, or both; or the prefix cache helped,
     which cannot be seen where the column is full."""
+    if bar.is_away:
+        return (AWAY_MARK, style(PREEMPTED, bold=True))
     if bar.num_preemptions:
         return (BOTH_MARK if bar.num_changes else PREEMPTED_MARK, style(PREEMPTED, bold=True))
     if bar.num_changes:

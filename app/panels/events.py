@@ -23,7 +23,7 @@ class EventsPanel(Panel):
 
     def draw(self, width: int, height: int) -> list[list[Part]]:
         title, preemptions = "Events", self.view.num_preemptions
-        note = ""
+        note = "per poll, mine exact" if self.view.server else ""
         if preemptions:
             count, key = plural(preemptions, "preemption"), self.keys["previous_preemption"]
             notes = (f"{count}: {key} goes there", f"{count}: {key}", count)

@@ -105,7 +105,7 @@ class Header(Panel):
         if poll.interval and poll.num_generation_tokens is not None:
             groups.append((5, [(f"  {poll.num_generation_tokens / poll.interval:.0f} tok/s", style(DIM))]))
         if poll.num_running is not None:
-            seats = f"/{self.config.max_num_seqs * len(poll.ranks)}" if poll.tells("max_num_seqs") else ""
+            seats = f"/{self.config.max_num_seqs * len(poll.engines)}" if poll.tells("max_num_seqs") else ""
             groups.append((2, [("  run ", style(DIM)), (f"{poll.num_running:,}{seats}", style(BRIGHT, bold=True))]))
         if poll.num_waiting is not None:
             groups.append((2, [(" wait ", style(DIM)), (f"{poll.num_waiting:,}", style(WAITING, bold=True))]))

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from app.palette import BRIGHT, DIM, TEXT, style
 from app.panels.panel import Part, wrap_parts
+from app.protocol import Server
 
 TOO_MUCH = "{long} {long} {long} {long} {burst}"
 """The keys that ask for more memory than the default pool has."""
@@ -26,10 +27,12 @@ MORE = (
     ("{parameters}", "change the rules while it runs"),
     ("{measures}", "latency and waste"),
 )
-OF_SERVER = (
+SEND = (
     ("{short}", "send a short request of your own"),
     ("{long}", "a long one, some 500 tokens"),
     ("{burst}", "several short ones at once"),
+)
+LOOK = (
     ("{step_back}", "look back at earlier polls"),
     ("{measures}", "latency and waste"),
     ("{help}", "what all this means"),
@@ -41,11 +44,13 @@ INDENT = 4
 WIDE_FROM = 40
 
 
-def hints(keys: Mapping[str, str], width: int, height: int, *, of_server: bool = False) -> list[list[Part]]:
+def hints(
+    keys: Mapping[str, str], width: int, height: int, *, server: Server | None = None, can_send: bool = True
+) -> list[list[Part]]:
     """As many as fit; `keys` are the keys of all commands, by name."""
-    if of_server:
+    if server:
         only_own = wrap_parts([("  only requests that are sent from here have rows", style(DIM))], width, indent=2)
-        return [*only_own, [], *_lines(OF_SERVER, keys, width)][:height]
+        return [*only_own, [], *_lines((*SEND, *LOOK) if can_send else LOOK, keys, width)][:height]
     usual = _lines(HINTS, keys, width)
     for lines in ([[], *usual, [], *_lines(MORE, keys, width)], [[], *usual], usual):
         if len(lines) <= height:

@@ -6,6 +6,7 @@ The gaps stand on the step columns of the budget, so that one sees them grow whe
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import isinf
 
 from app.latency import Distribution, between_bounds, brief, by_step, distribution, trade
 from app.palette import (
@@ -131,7 +132,9 @@ def _number(known: Distribution | None, figure: str) -> Part:
         return ("-".rjust(FIGURES[figure]), style(FAINT))
     if figure == "n":
         return (f"{known.count:,}".rjust(FIGURES[figure]), style(DIM))
-    return (brief(getattr(known, figure)).rjust(FIGURES[figure]), style(TEXT))
+    seconds = getattr(known, figure)
+    text = f">{brief(known.known_to)}" if isinf(seconds) else brief(seconds)
+    return (text.rjust(FIGURES[figure]), style(TEXT))
 
 
 def _gaps(bars: Sequence[StepBar], width: int, rows: int, *, is_mean: bool = False) -> list[list[Part]]:

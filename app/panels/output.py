@@ -27,7 +27,7 @@ class OutputPanel(Panel):
         if request is None:
             note = "not in a step yet" if self.selected else "the selected request's text"
             return [heading("Output", "", width), [(note, style(DIM))]]
-        state = f"{request.letter} · {state_of(request, self.view.trace)}"
+        state = f"{request.letter} · {state_of(request, self.view.trace)}{' · exact' if self.view.poll else ''}"
         lines = [heading("Output", state + (_costs(request) if width >= WIDE else ""), width)]
         if height > SMALL:
             beginning = " ".join(request.prompt[: 2 * width].split())

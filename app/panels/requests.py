@@ -28,6 +28,7 @@ from app.palette import (
 from app.panels.axis import WIDE_GUTTER, gutter, num_columns
 from app.panels.hints import hints
 from app.panels.panel import Panel, Part, heading
+from app.protocol import Server
 from app.session import Pending
 from app.text import fit
 from app.view import RequestView
@@ -59,6 +60,9 @@ class RequestsPanel(Panel):
         super().__init__(id=id, keys=keys)
         self.selected: str | None = None
         self.pending: tuple[Pending, ...] = ()
+        self.server: Server | None = None
+        """If a server elsewhere is looked at: which."""
+        self.can_send = True
         self.aborting: frozenset[str] = frozenset()
         """Requests whose abort takes effect with the next step."""
         self._scrolled: int | None = None
@@ -85,7 +89,7 @@ class RequestsPanel(Panel):
         lines = [heading("Requests", note, width)]
         self._in_sight = []
         if not running and not waiting and not self.view.finished and not self.pending:
-            return lines + hints(self.keys, width, height - 1, of_server=self.view.poll is not None)
+            return lines + hints(self.keys, width, height - 1, server=self.server, can_send=self.can_send)
         rows: list[Row] = list(zip(running, repeat("running")))
         if waiting or self.pending:
             rows.append((None, "divider"))
@@ -241,8 +245,8 @@ class RequestsPanel(Panel):
 def _counts(poll: Poll, num_own: int) -> str:
     """Of all requests per poll, and how many of them are our own, the only ones that are known one by one."""
     told = [(poll.num_running, "running"), (poll.num_waiting, "waiting")]
-    known = [f"{name} {count:,}" for count, name in told if count is not None]
-    return " · ".join([*known, f"mine {num_own}"])
+    known = " · ".join(f"{name} {count:,}" for count, name in told if count is not None)
+    return f"{known}, per poll · mine {num_own}, exact" if known else f"mine {num_own}, exact"
 
 
 def _note(text: str) -> list[Part]:

@@ -6,6 +6,7 @@ A server tells no physical blocks: there is no map of them here, and no request 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from math import ceil
 
 from app.palette import BRIGHT, CACHED, DIM, FAINT, PREEMPTED, TEXT, WAITING, style
@@ -49,7 +50,7 @@ def _heading(view: EngineView, poll: Poll, width: int) -> list[Part]:
     if not poll.tells("num_blocks"):
         return heading(f"KV cache {percent(poll.kv_usage)} held", "per poll", width)
     assert view.config is not None
-    total = view.config.num_usable_blocks * len(poll.ranks)
+    total = view.config.num_usable_blocks * len(poll.engines)
     title = f"{round(poll.kv_usage * total):,} of {total:,} held"
     return heading(f"KV blocks {title}" if width >= WIDE else f"KV {title}", "per poll", width)
 
@@ -67,6 +68,7 @@ def _tree(view: EngineView, poll: Poll, width: int, height: int) -> list[list[Pa
     """The prefix cache from its beginnings on, the largest branches first; what does not fit is counted."""
     assert view.trace is not None and view.server is not None
     tree = view.server.tree
+    forest = tree.forest(view.trace.step)
     known = "exact" if poll.prefix_known == "whole" else "since we listen"
     source = ", by KV events" if width >= WIDE else ""
     lines: list[list[Part]] = [
@@ -74,54 +76,53 @@ def _tree(view: EngineView, poll: Poll, width: int, height: int) -> list[list[Pa
     ]
     if poll.prefix_hint:
         lines += wrap_parts([(printable(poll.prefix_hint), style(PREEMPTED))], width, indent=2)
-    foot = _changes(tree)
-    room = height - len(lines) - len(foot)
-    rows: list[Row] = []
-    for root_rows in _by_rank(tree.branches(view.trace.step), has_ranks=len(poll.ranks) > 1, width=width):
-        rows += root_rows
-    if len(rows) > room > 0:
-        hidden = sum(num_blocks for _, num_blocks in rows[room - 1 :])
-        rows = [*rows[: room - 1], ([(f"… and {plural(hidden, 'block')} more", style(DIM))], hidden)]
+    foot = _changes(tree, forest.num_shared)
+    room = max(0, height - len(lines) - len(foot))
+    # One more than there is room for tells that there are more; a large cache has thousands.
+    rows = list(islice(_by_rank(forest.roots, has_ranks=len(poll.engines) > 1, width=width), room + 1))
+    if len(rows) > room:
+        rows = rows[: max(0, room - 1)]
+    hidden = len(tree.blocks) - sum(num_blocks for _, num_blocks in rows)
+    if hidden and room:
+        rows.append(([(f"… and {plural(hidden, 'block')} more", style(DIM))], hidden))
     return [*lines, *(parts for parts, _ in rows), *foot]
 
 
-def _changes(tree: PrefixTree) -> list[list[Part]]:
-    counts = {"stored": tree.num_stored, "evicted": tree.num_evicted, "shared": tree.num_shared}
+def _changes(tree: PrefixTree, num_shared: int) -> list[list[Part]]:
+    counts = {"stored": tree.num_stored, "evicted": tree.num_evicted, "shared": num_shared}
     told = " · ".join(f"{count:,} {name}" for name, count in counts.items() if count)
     return [[(told, style(WAITING if tree.num_stored or tree.num_evicted else DIM))]] if told else []
 
 
-def _by_rank(roots: list[Branch], *, has_ranks: bool, width: int) -> Iterator[list[Row]]:
+def _by_rank(roots: list[Branch], *, has_ranks: bool, width: int) -> Iterator[Row]:
     """Rows of the branches of each rank, under its name if there are several."""
     for rank in sorted({root.rank for root in roots}):
         if has_ranks:
-            yield [([(f"rank {printable(rank)}", style(DIM))], 0)]
-        yield _rows([root for root in roots if root.rank == rank], "", width)
+            yield [(f"rank {printable(rank)}", style(DIM))], 0
+        yield from _rows([root for root in roots if root.rank == rank], width)
 
 
-def _rows(branches: list[Branch], before: str, width: int) -> list[Row]:
+def _rows(roots: list[Branch], width: int) -> Iterator[Row]:
     """Those that fork have a row each, and under it what follows them; the others share rows behind them."""
-    rows: list[Row] = []
-    todo = [(branch, before) for branch in reversed(branches) if branch.branches]
+    todo = [(branch, "") for branch in reversed(roots) if branch.branches]
     while todo:
         branch, indent = todo.pop()
-        rows.append(([(indent, style(FAINT)), *_cells(branch, width - len(indent) - LABEL)], branch.num_blocks))
+        yield [(indent, style(FAINT)), *_cells(branch, width - len(indent) - LABEL)], branch.num_blocks
         under = (indent + INDENT)[: width // 2]
-        rows += _flow([behind for behind in branch.branches if not behind.branches], under, width)
+        yield from _flow([behind for behind in branch.branches if not behind.branches], under, width)
         todo += [(behind, under) for behind in reversed(branch.branches) if behind.branches]
-    return rows + _flow([branch for branch in branches if not branch.branches], before, width)
+    yield from _flow([branch for branch in roots if not branch.branches], "", width)
 
 
-def _flow(leaves: list[Branch], indent: str, width: int) -> list[Row]:
+def _flow(leaves: list[Branch], indent: str, width: int) -> Iterator[Row]:
     """Branches that do not fork, several in a row."""
-    rows: list[Row] = []
     line: list[Part] = []
     used = num_blocks = 0
     for leaf in leaves:
         cells = _cells(leaf, LEAF)
         size = sum(len(text) for text, _ in cells)
         if line and used + 1 + size > width:
-            rows.append((line, num_blocks))
+            yield line, num_blocks
             line, num_blocks = [], 0
         if not line:
             line, used = [(indent, style(FAINT))], len(indent)
@@ -130,7 +131,8 @@ def _flow(leaves: list[Branch], indent: str, width: int) -> list[Row]:
             used += 1
         line += cells
         used, num_blocks = used + size, num_blocks + leaf.num_blocks
-    return [*rows, (line, num_blocks)] if line else rows
+    if line:
+        yield line, num_blocks
 
 
 def _cells(branch: Branch, room: int) -> list[Part]:

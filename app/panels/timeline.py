@@ -27,7 +27,7 @@ from app.palette import (
     style,
 )
 from app.panels.axis import GoTo
-from app.panels.budget import BOTH_MARK, CHANGED_MARK, EIGHTHS, PREEMPTED_MARK
+from app.panels.budget import AWAY_MARK, BOTH_MARK, CHANGED_MARK, EIGHTHS, PREEMPTED_MARK
 from app.panels.panel import Panel, Part
 from app.view import StepBar
 from app.words import plural
@@ -56,6 +56,9 @@ class Column:
     changed: int | None
     """The first step from which a parameter had another value."""
 
+    is_away: bool = False
+    """A server elsewhere did not answer."""
+
     @classmethod
     def of(cls, bar: StepBar) -> Column:
         column = cls(bar.step, bar.step, -1, "", 0, None, None)
@@ -74,6 +77,7 @@ class Column:
             self.preempted = bar.step
         if self.changed is None and bar.num_changes:
             self.changed = bar.step
+        self.is_away = self.is_away or bar.is_away
 
     @property
     def target(self) -> int:
@@ -193,6 +197,8 @@ def _height(eighths: int, kind: str) -> Part:
 
 
 def _mark(column: Column) -> Part | None:
+    if column.is_away:
+        return (AWAY_MARK, style(PREEMPTED, bold=True))
     if column.preempted is not None:
         return (PREEMPTED_MARK if column.changed is None else BOTH_MARK, style(PREEMPTED, bold=True))
     if column.changed is not None:

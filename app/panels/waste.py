@@ -5,7 +5,7 @@ from __future__ import annotations
 from app.palette import CACHED, DECODE, DIM, FAINT, RECOMPUTE, TEXT, style
 from app.panels.axis import WIDE_FROM
 from app.panels.panel import Panel, Part, heading, wrap_parts
-from app.server_words import NOT_TOLD
+from app.server_words import NOT_TOLD, listed
 from app.view import EngineView, Totals
 from app.words import plural
 
@@ -55,19 +55,24 @@ class WastePanel(Panel):
 
 def _of_server(view: EngineView, width: int) -> list[list[Part]]:
     """What is known of it, since we look at it."""
-    assert view.server is not None
-    totals, queried = view.totals, view.server.num_queried_tokens
+    server = view.server
+    assert server is not None
     lines = [heading("Waste", "per poll", width)]
-    parts: list[Part] = [(f"{plural(totals.computed, 'token')} computed", style(TEXT))]
-    if queried:
-        hits = view.server.num_hit_tokens
-        share = _share(hits, queried)
-        parts.append((f", {hits:,} of {queried:,} ({share}) saved by the prefix cache", style(CACHED)))
-    lines += wrap_parts(parts, width, indent=2)
-    if totals.budget:
-        unused = f"{_share(totals.budget - totals.computed, totals.budget)} of the budget of all iterations unused"
-        lines += wrap_parts([(unused, style(TEXT))], width, indent=2)
-    missing = "recomputed tokens" if totals.budget else "recomputed tokens, the budget"
+    parts: list[Part] = []
+    if server.num_computed_tokens is not None:
+        parts.append((f"{plural(server.num_computed_tokens, 'token')} computed", style(TEXT)))
+    if server.num_queried_tokens:
+        share = _share(server.num_hit_tokens, server.num_queried_tokens)
+        hits = f"{server.num_hit_tokens:,} of {server.num_queried_tokens:,}"
+        parts.append((f"{', ' if parts else ''}{hits} ({share}) found in the prefix cache", style(CACHED)))
+    lines += wrap_parts(parts, width, indent=2) if parts else []
+    if server.num_budget_tokens:
+        unused = max(0, server.num_budget_tokens - server.num_budgeted_tokens)
+        told = f"{_share(unused, server.num_budget_tokens)} of the budget of all iterations unused"
+        lines += wrap_parts([(told, style(TEXT))], width, indent=2)
+    if server.finished:
+        lines += wrap_parts([(f"ended: {listed(server.finished)}", style(TEXT))], width, indent=2)
+    missing = "recomputed tokens" if server.num_budget_tokens else "recomputed tokens, the budget"
     return lines + wrap_parts([(f"{NOT_TOLD}: {missing}", style(DIM))], width, indent=2)
 
 

@@ -112,6 +112,7 @@ class MainScreen(Screen[None]):
         self._narration.programme, self._narration.view = programme, view
         _give_room(self._narration, self.num_narration_lines)
         self.requests.selected = self._output.selected = selection.request_id
+        self.requests.server, self.requests.can_send = session.server, not session.why_not_sent
         self.requests.aborting = frozenset(session.aborting)
         self._blocks.only = selection.request_id if selection.only else None
         for panel in self.query(Panel):

@@ -18,6 +18,7 @@ from app.engine_process import EngineProcess
 from app.protocol import AddRequest, EngineOptions, Event
 from app.serve.errors import ApiError
 from app.serve.metrics import Metrics
+from engine.config import EngineConfig
 from engine.trace import StepTrace
 
 BUSY = "The engine is busy: {} requests are waiting or running, and no more are taken. Try again later."
@@ -109,7 +110,7 @@ class Gateway:
         """The model's name as it was given to the program."""
         self.ready: protocol.Ready | None = None
         """What serves, if it can serve now."""
-        self.max_model_len = 0
+        self.config = EngineConfig()
         """As far as is known: a run that began anew says it with its first step."""
         self._process: EngineProcess | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -125,7 +126,7 @@ class Gateway:
     def start(self, options: EngineOptions) -> EngineProcess:
         """Start an engine, in the place of one that has ended if there was one. Not from the server's thread."""
         self.model_asked_for = options.model
-        self.max_model_len = options.config.max_model_len
+        self.config = options.config
         self._process = EngineProcess(options, hear=self._hear)
         return self._process
 
@@ -189,7 +190,7 @@ class Gateway:
         self.ready = ready
         self._num_unfinished = 0
         if self.metrics is None:
-            self.metrics = Metrics(ready.model, self.max_model_len)
+            self.metrics = Metrics(ready.model, self.config)
         self.metrics.forget_requests()
         for request_id, request in list(self._in_flight.items()):
             if request.is_accepted:
@@ -198,7 +199,7 @@ class Gateway:
     def _step(self, trace: StepTrace) -> None:
         assert self.metrics is not None
         self.metrics.apply(trace)
-        self.max_model_len = trace.config.max_model_len
+        self.config = trace.config
         ended = {finished.request_id for finished in trace.finished}
         self._num_unfinished = sum(request_id not in ended for request_id in trace.running) + trace.num_waiting
         for arrival in trace.arrivals:

@@ -50,10 +50,9 @@ class _Request:
 class Metrics:
     """`apply` takes one step after another, with everybody's requests; `text` is what Prometheus reads."""
 
-    def __init__(self, model_name: str, max_model_len: int) -> None:
+    def __init__(self, model_name: str, config: EngineConfig) -> None:
+        """`config` is what the engine was started with."""
         self._requests: dict[str, _Request] = {}
-        self._config: EngineConfig | None = None
-        """What `cache_config_info` tells about."""
         self._registry = registry = CollectorRegistry()
         labels = (model_name, ENGINE)
 
@@ -84,6 +83,7 @@ class Metrics:
             ("engine", "block_size", "num_gpu_blocks", "enable_prefix_caching"),
             registry=registry,
         )
+        self._tell_config(config)
         self._queries = counter("prefix_cache_queries", "Tokens looked up in the prefix cache at first admissions.")
         self._hits = counter("prefix_cache_hits", "Of these, the tokens found.")
         self._preemptions = counter("num_preemptions", "Preemptions.")
@@ -96,7 +96,7 @@ class Metrics:
             "vllm:admission_rejections", "Requests refused by a limit.", ("model_name", "reason"), registry=registry
         ).labels(model_name, "max_num_queued_reqs")
 
-        tokens = _buckets_1_2_5(max_model_len)
+        tokens = _buckets_1_2_5(config.max_model_len)
         self._iteration_tokens = histogram(
             "iteration_tokens_total", "Prompt and output tokens of each step that gave a token.", ITERATION_TOKENS
         )
@@ -149,11 +149,15 @@ class Metrics:
         self._waiting_for_capacity.set(trace.num_waiting)
         self._usage.set(1 - trace.num_free_blocks / trace.config.num_usable_blocks)
         if trace.config != self._config:
-            self._config = config = trace.config
-            self._cache_config.clear()
-            self._cache_config.labels(
-                ENGINE, str(config.block_size), str(config.num_blocks), str(config.enable_prefix_caching)
-            ).set(1)
+            self._tell_config(trace.config)
+
+    def _tell_config(self, config: EngineConfig) -> None:
+        """What `cache_config_info` tells about."""
+        self._config = config
+        self._cache_config.clear()
+        self._cache_config.labels(
+            ENGINE, str(config.block_size), str(config.num_blocks), str(config.enable_prefix_caching)
+        ).set(1)
 
     def _schedule(self, item: Scheduled, trace: StepTrace) -> None:
         request = self._requests[item.request_id]

@@ -160,8 +160,8 @@ class CompletionRequest(GenerationRequest):
             return [self.prompt]
         if not self.prompt:
             raise RequestError("the prompt is empty; there is nothing to continue.", "prompt")
-        several = [prompt for prompt in self.prompt if not isinstance(prompt, int)]
-        return several or [[token_id for token_id in self.prompt if isinstance(token_id, int)]]
+        token_ids = [item for item in self.prompt if isinstance(item, int)]
+        return [token_ids] if token_ids else [item for item in self.prompt if not isinstance(item, int)]
 
 
 class TextPart(_Body):
@@ -207,9 +207,9 @@ def parse(kind: type[AnyRequest], body: bytes) -> AnyRequest:
         request = kind.model_validate_json(body)
     except ValidationError as error:
         raise _described(error) from None
-    given = {name: getattr(request, name) for name in kind.model_fields} | (request.model_extra or {})
+    others = request.model_extra or {}
     for name, harmless in CANNOT.items():
-        value = given.get(name)
+        value = others.get(name)
         if value is not None and not any(_is_same(value, allowed) for allowed in harmless):
             raise ApiError(HTTPStatus.BAD_REQUEST, f"{name} is not supported by this server.", name)
     if request.stream_options and not request.stream:

@@ -44,6 +44,9 @@ def application(gateway: Gateway, api_key: str | None) -> ASGIApp:
     async def server_version(_: Request) -> Response:
         return JSONResponse({"version": version("nanoviz")})
 
+    async def load(_: Request) -> Response:
+        return JSONResponse({"server_load": gateway.num_in_flight})
+
     async def metrics(_: Request) -> Response:
         gateway.check_ready()
         assert gateway.metrics is not None
@@ -57,7 +60,7 @@ def application(gateway: Gateway, api_key: str | None) -> ASGIApp:
             "owned_by": "nanoviz",
             "root": gateway.model_asked_for,
             "parent": None,
-            "max_model_len": gateway.max_model_len,
+            "max_model_len": gateway.config.max_model_len,
         }
         return JSONResponse({"object": "list", "data": [model]})
 
@@ -66,6 +69,7 @@ def application(gateway: Gateway, api_key: str | None) -> ASGIApp:
             routes=[
                 Route("/health", health),
                 Route("/version", server_version),
+                Route("/load", load),
                 Route("/metrics", metrics),
                 Route("/v1/models", models),
                 Route("/v1/completions", _generation(gateway, CompletionRequest, CompletionReply), methods=["POST"]),
@@ -92,7 +96,7 @@ class _Guard:
 
     def __init__(self, app: ASGIApp, api_key: str | None) -> None:
         self._app = app
-        self._authorization = f"Bearer {api_key}".encode() if api_key else None
+        self._key = api_key.encode() if api_key else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and (error := self._error(Headers(scope=scope), scope["path"])):
@@ -101,12 +105,13 @@ class _Guard:
             await self._app(scope, receive, send)
 
     def _error(self, headers: Headers, path: str) -> ApiError | None:
-        if self._authorization is None:
+        if self._key is None:
             if _is_local(headers.get("host", "")):
                 return None
             return ApiError(HTTPStatus.FORBIDDEN, "Under this name the server answers only if it has an API key.")
-        given = headers.get("authorization", "").encode("latin-1")
-        if path == "/health" or hmac.compare_digest(given, self._authorization):
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        is_right = scheme.lower() == "bearer" and hmac.compare_digest(given.encode("latin-1"), self._key)
+        if is_right or path == "/health":
             return None
         return ApiError(HTTPStatus.UNAUTHORIZED, "The API key is missing or wrong: send Authorization: Bearer KEY.")
 
@@ -145,7 +150,7 @@ class _Generated(Response):
         self._gateway = gateway
         self._request = request
         self._reply = reply
-        self._requests = request.requests(reply.id, gateway.max_model_len)
+        self._requests = request.requests(reply.id, gateway.config.max_model_len)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sending = asyncio.create_task(self._send(scope, receive, send))

@@ -64,16 +64,19 @@ def listening_socket(host: str, port: int, *, has_key: bool) -> socket.socket:
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except (OSError, UnicodeError) as error:
-        raise ConfigError(f"there is no address {host}: {error}.") from None
+        raise ConfigError(f"there is no address {host!r}: {_reason(error)}.") from None
     if not ip_address(str(address[0]).partition("%")[0]).is_loopback and not has_key:
         raise ConfigError(
             f"{host} can be reached from other machines: set an API key in {API_KEY} first, or serve on 127.0.0.1."
         )
     try:
         return socket.create_server(address[:2], family=family)
-    except (OSError, OverflowError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise ConfigError(f"port {port} of {host} cannot be served on: {reason}. Choose another one.") from None
+    except OSError as error:
+        raise ConfigError(f"port {port} of {host} cannot be served on: {_reason(error)}. Choose another one.") from None
+
+
+def _reason(error: Exception) -> str:
+    return (isinstance(error, OSError) and error.strerror) or str(error)
 
 
 def _url(listener: socket.socket, host: str) -> str:

@@ -39,7 +39,7 @@ class Attach(Display):
     def execute(self, arguments: Namespace) -> int:
         from app.attach.address import kv_address, server_url
         from app.attach.source import AttachedServer
-        from app.protocol import EngineOptions
+        from app.protocol import EngineOptions, Server
         from app.session import Source
 
         url = server_url(arguments.url)
@@ -56,7 +56,8 @@ class Attach(Display):
             )
 
         with started(arguments.record, attach) as start:
-            return self.show(EngineOptions(url, "auto", "cpu", 1, EngineConfig()), start)
+            server = Server("", "", url, arguments.read_only, interval=arguments.interval)
+            return self.show(EngineOptions(url, "auto", "cpu", 1, EngineConfig(), server), start)
 
 
 def _seconds(text: str) -> float:

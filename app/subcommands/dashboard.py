@@ -178,5 +178,6 @@ class Replay(Display):
 
         recording = Recording(arguments.file)
         config = recording.traces[0].config if recording.traces else EngineConfig()
-        options = EngineOptions(recording.header.engine.model, "auto", "cpu", 1, config)
+        engine = recording.header.engine
+        options = EngineOptions(engine.model, "auto", "cpu", 1, config, engine.server)
         return self.show(options, lambda _: replay.Replay(recording, arguments.step))

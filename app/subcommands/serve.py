@@ -8,7 +8,7 @@ import threading
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from app.session import Source, Start
 
 MAX_PORT = 65535
-PATIENCE = 0.5
-"""Seconds between two looks at an engine that says nothing."""
+PATIENCE = 0.2
+"""Seconds between two looks at an engine that says nothing, or for a signal."""
 
 
 class Serving(OnPresets):
     """Where clients reach the engine, and how many."""
 
     host: str = Field("127.0.0.1", description="address to serve on; one that others can reach needs an API key")
-    max_num_queued_reqs: int = Field(1000, ge=1, description="most requests of clients that wait or run; then 503")
+    max_num_queued_reqs: int = Field(1000, ge=1, description="most requests that wait or run; clients get a 503 then")
 
     @contextmanager
     def served(self, port: int | None) -> Iterator[tuple[Start | None, str]]:
@@ -68,7 +68,6 @@ class Serve(Serving):
         options = self.options(self.model, config)
         warn(config)
         with self.served(self.port) as (serve, url), started(arguments.record, serve) as start:
-            signal.signal(signal.SIGTERM, _end)
             source = start(options)
             try:
                 return _attend(source, url)
@@ -85,15 +84,15 @@ def port_number(text: str) -> int:
     return number
 
 
-def _end(number: int, _: object) -> NoReturn:
-    raise SystemExit(128 + number)
-
-
 def _attend(source: Source, url: str) -> int:
-    """Tell what the engine says, as long as it lives; returns the exit code."""
+    """Tell what the engine says, as long as it lives or until a signal; returns the exit code."""
     from app import protocol
 
-    while True:
+    signals: list[int] = []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # An exception in the midst of taking events would lose some of them, and with them a part of the recording.
+        signal.signal(number, lambda number, _: signals.append(number))
+    while not signals:
         news = threading.Event()
         source.when_news(news.set)
         news.wait(PATIENCE)
@@ -110,3 +109,4 @@ def _attend(source: Source, url: str) -> int:
                     clear_report()
                     print(f"nanoviz: {printable(error)}", file=sys.stderr)
                     return 1
+    return 128 + signals[0]

@@ -16,11 +16,10 @@ from tests.app.support import SCENARIOS, STEP_SECONDS, TIMES, ScriptedEngine, sc
 from tests.engine.support import config
 
 VLLM = json.loads((Path(__file__).parents[1] / "data" / "vllm-metrics.json").read_text(encoding="utf-8"))
-MAX_MODEL_LEN = 1024
 
 
 def metrics_of(traces: tuple[StepTrace, ...] | list[StepTrace]) -> Metrics:
-    metrics = Metrics("a-model", MAX_MODEL_LEN)
+    metrics = Metrics("a-model", EngineConfig())
     for trace in traces:
         metrics.apply(trace)
     return metrics

@@ -63,7 +63,9 @@ def made(kind: type[Panel], view: EngineView) -> Panel:
             one.ready, one.state = SERVER_READY, "running"
         case Banner():
             one.problem = view.poll.problem if view.poll else ""
-        case RequestsPanel() | OutputPanel():
+        case RequestsPanel():
+            one.selected, one.server = "1", SERVER
+        case OutputPanel():
             one.selected = "1"
         case RequestPanel():
             one.look_at("1")
@@ -121,9 +123,10 @@ def test_a_poll_in_words() -> None:
 
 
 def test_ranks_are_told_apart() -> None:
-    text = said(StepPanel, view_of(SERIES["two ranks"]()))
-    assert "rank 0: 10 run, 4 wait, KV 50%, 400 tok/s" in text
-    assert "rank 1: 2 run, 4 wait, KV 10%, 400 tok/s" in text
+    text = " ".join(said(StepPanel, view_of(SERIES["two ranks"]())).split())
+    told = "20 iterations, 200 tokens of outputs, 30 of prompts, 60 cached, 0 preempted, 1 ended"
+    assert f"rank 0: 10 run, 4 wait, KV 50%, {told}" in text
+    assert f"rank 1: 2 run, 4 wait, KV 10%, {told}" in text
     assert said(BlocksPanel, view_of(SERIES["two ranks"]())).count("rank ") == 2
 
 
@@ -174,7 +177,7 @@ def test_a_request_shows_only_what_is_known_of_it() -> None:
 
 def test_only_requests_of_our_own_have_rows() -> None:
     lines = said(RequestsPanel, view_of(series()), (120, 20)).splitlines()
-    assert "running 10 · waiting 4 · mine 2" in lines[0]
+    assert "running 10 · waiting 4, per poll · mine 2, exact" in lines[0]
     assert [line[2] for line in lines[1:] if line[2].isalpha()] == ["b", "c", "a"]
 
 

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -92,6 +93,27 @@ def test_commands_sent_while_loading_are_obeyed(watched: Watched) -> None:
     ].index(protocol.Accepted)
     assert isinstance(ready[0], protocol.Ready) and ready[0].random_weights and ready[0].bitwise
     assert [trace.step for trace in watched.traces] == list(range(len(watched.traces)))
+
+
+def test_several_threads_send_and_one_hears_everything_as_it_comes(tmp_path: Path) -> None:
+    """What is told beside the engine lies among the events, and is not heard."""
+    heard: list[Event] = []
+    process = EngineProcess(options(), tmp_path / "worker.log", heard.append)
+    watched = Watched(process)
+
+    def add_fifty(first: int) -> None:
+        for number in range(50):
+            watched.add(f"{first}-{number}", max_tokens=1)
+
+    threads = [threading.Thread(target=add_fifty, args=(first,)) for first in range(4)]
+    ours = protocol.Notice("ours")
+    process.tell(ours)
+    for thread in threads:
+        thread.start()
+    wait_for(lambda: len(watched.finished()) == 200)
+    process.close()
+    drained = watched.of(object)
+    assert ours in drained and [event for event in drained if event is not ours] == heard
 
 
 def test_pause_step_and_speed_are_acknowledged(watched: Watched) -> None:
