@@ -132,11 +132,6 @@ class Poll(_Part, frozen=True):
 
     @property
     def engines(self) -> tuple[Rank, ...]:
-        """The ranks that are one."""
-        return tuple(rank for rank in self.ranks if rank.name)
-
-    @property
-    def engines(self) -> tuple[Rank, ...]:
         """Those of `ranks` that are one engine."""
         return tuple(rank for rank in self.ranks if rank.name)
 
