@@ -97,11 +97,6 @@ class AttachedServer:
 
     # What the dashboard calls, from its own thread.
 
-    @property
-    def usual_rate(self) -> float:
-        """Looks a second as long as nobody has set a speed, which is what a speed of 0 stands for."""
-        return 1 / self._interval
-
     def send(self, message: Command) -> None:
         with suppress(RuntimeError):  # it has ended
             self._loop.call_soon_threadsafe(self._take, message)

@@ -93,7 +93,7 @@ def test_what_a_vllm_tells_of_itself() -> None:
         watch.more(4)
     (ready,) = watch.of(Ready)
     assert ready.model == MODEL
-    assert ready.server == protocol.Server("vLLM", "0.32.0", server.url)
+    assert ready.server == protocol.Server("vLLM", "0.32.0", server.url, interval=PAUSE)
     first, second, third = watch.traces[:3]
     assert first.config == EngineConfig(num_blocks=49, block_size=32, max_model_len=1024)
     assert first.poll and not first.poll.tells("max_num_seqs") and first.poll.tells("num_blocks")
@@ -373,12 +373,6 @@ def test_it_looks_only_when_it_is_asked_to_while_paused() -> None:
         watch.more(1)
     assert watch.of(PaceSet)[0] == PaceSet(True, 0.0)
     assert watch.of(PaceSet)[-2:] == [PaceSet(True, 2.0), PaceSet(False, 2.0)]
-
-
-def test_its_usual_rate_is_known() -> None:
-    with CapturedServer() as server, attached(server, interval=0.25) as watch:
-        assert isinstance(watch.source, AttachedServer)
-        assert watch.source.usual_rate == 4
 
 
 def test_its_parameters_cannot_be_changed() -> None:
