@@ -59,7 +59,11 @@ class Histogram(_Part, frozen=True):
 
 class Rank(_Part, frozen=True):
     """One engine of a server; with data parallelism there are several. Gauges are those of its last step, and the
-    others count what happened since the poll before."""
+    others count what happened since the poll before.
+
+    Beside several there may be one without a name, which is no engine: what a server only tells of all of them
+    together, and no engine of itself. It is there for the totals.
+    """
 
     name: str = "0"
     num_running: int | None = None
@@ -81,6 +85,8 @@ class Rank(_Part, frozen=True):
     num_preemptions: int | None = None
     finished: dict[str, int] | None = None
     """Requests that ended, by the reason."""
+    latencies: dict[Measured, Histogram] = {}
+    """If there are several engines, its part of those in `Poll.latencies`; none if the server does not tell it."""
 
 
 class PrefixOp(_Part, frozen=True):
@@ -106,7 +112,7 @@ class Poll(_Part, frozen=True):
     seconds: float = 0.0
     """That the server took to answer."""
     ranks: tuple[Rank, ...] = ()
-    """None if it did not answer."""
+    """None if it did not answer; see `engines`."""
     latencies: dict[Measured, Histogram] = {}
     """Of what ended since the poll before, over all ranks; those that the server measures."""
     problem: str = ""
@@ -120,6 +126,9 @@ class Poll(_Part, frozen=True):
     """Whether all changes of its prefix cache are known, or only those since some moment; "" for none."""
     prefix_hint: str = ""
     """How its KV events could be heard, if they are not; or what is wrong with hearing them."""
+    counts_at_end: bool = False
+    """Tokens are counted when their request ends, not as they come: llama.cpp does so, and an SGLang that does not tell
+    `realtime_tokens`. There is none for as long as nobody ends, and then there are many."""
 
     @property
     def engines(self) -> tuple[Rank, ...]:
@@ -174,9 +183,14 @@ class Poll(_Part, frozen=True):
 
     @property
     def kv_usage(self) -> float | None:
-        """Of all ranks, whose pools are equally large."""
+        """Of all engines, whose pools are equally large."""
         told = [rank.kv_usage for rank in self.ranks if rank.kv_usage is not None]
         return sum(told) / len(told) if told else None
+
+    @property
+    def may_hold_cached(self) -> bool:
+        """Whether tokens that were found in the prefix cache may be among `num_prompt_tokens`."""
+        return any(rank.num_prompt_tokens is not None and rank.num_cached_tokens is None for rank in self.ranks)
 
     def tells(self, parameter: str) -> bool:
         """Whether this parameter of the trace's config is the server's own."""

@@ -124,7 +124,7 @@ class Output(_Part, frozen=True):
     """-1 if it is not told."""
     text: str = ""
     num_tokens: int = 1
-    """That came at once; only a server elsewhere sends several together."""
+    """That came at once; only a server elsewhere sends several together, or text alone, of tokens from before."""
     time: float | None = None
     """When it came, if that was not at the end of the step."""
     num_prompt_tokens: int = 0
@@ -141,6 +141,8 @@ class Finished(_Part, frozen=True):
     queue_time: float | None = None
     ttft: float | None = None
     e2e: float | None = None
+    told: str = ""
+    """What a server elsewhere said about its end, as a sentence about it, if that is an error."""
 
 
 class BlockOp(_Part, frozen=True):

@@ -6,6 +6,7 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Iterator
+from http.cookiejar import DefaultCookiePolicy
 from typing import TypeVar
 
 import httpx
@@ -17,13 +18,17 @@ from app.settings import API_KEY
 from engine.progress import one_line
 
 ANSWER_SECONDS = 5.0
-"""That a server has for a whole answer."""
+"""That a server has for a whole answer, usually."""
 MAX_BYTES = 16 << 20
 """Of an answer. vLLM's metrics are some 64 KiB for each of its engines."""
 MAX_STREAMS = 512
 """Of our own requests open at once; each is a connection."""
 METRICS = "/metrics"
 NEEDED_FLAGS = "SGLang has them with --enable-metrics, llama.cpp with --metrics"
+
+WHAT_GOES_WRONG = (httpx.HTTPError, httpx.StreamError, httpx.InvalidURL, OSError, ValueError, RecursionError)
+"""All that an answer can raise, whatever stands in it: the last ones where it is nested without end, or names a place
+that is none."""
 
 Answer = TypeVar("Answer")
 
@@ -60,6 +65,8 @@ class Connection:
         except (httpx.InvalidURL, ValueError, ImportError, OSError) as error:
             # The last ones are about proxies and certificates that the environment names.
             raise AttachError(f"{url} cannot be asked anything: {one_line(error)}.") from None
+        # A cookie would come back with each question, and some cannot even be written into one.
+        self.http.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=[]))
 
     async def text(self, path: str) -> str:
         """What stands there. Raises Trouble."""
@@ -67,7 +74,7 @@ class Connection:
 
     async def json(self, path: str, kind: type[Answer], seconds: float | None = None) -> Answer | None:
         """What stands there in JSON; None if the server has nothing of that kind there. `seconds` if it may take longer
-        than usual. Raises Trouble if it has gone away, and Refusal if it wants a key."""
+        than usual, or less. Raises Trouble if it gives no whole answer, and Refusal if it wants a key."""
         try:
             return msgspec.json.decode(await self._get(path, seconds), type=kind)
         except Refusal as refusal:
@@ -81,7 +88,7 @@ class Connection:
         try:
             async with asyncio.timeout(seconds or ANSWER_SECONDS), self.http.stream("GET", path) as response:
                 body = await read_all(response)
-        except (httpx.HTTPError, httpx.StreamError, OSError) as error:
+        except WHAT_GOES_WRONG as error:
             raise Trouble(why(error)) from None
         if response.status_code == httpx.codes.OK:
             return body

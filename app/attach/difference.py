@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from app.attach.metrics import Sample
@@ -23,19 +24,15 @@ def poll_of(before: Sample | None, now: Sample, seconds: float) -> Poll:
 
     Without one before, or after a restart, nothing can be said of what happened in between: there are the gauges then.
     """
-    if before is None:
-        return Poll(ranks=tuple(_difference(None, rank) for rank in now.ranks))
-    if has_restarted(before, now):
-        return Poll(ranks=tuple(_difference(None, rank) for rank in now.ranks), restarted=True)
+    if before is None or has_restarted(before, now):
+        ranks = tuple(_difference(None, rank) for rank in now.ranks)
+        return Poll(ranks=ranks, restarted=before is not None, counts_at_end=now.counts_at_end)
     earlier = {rank.name: rank for rank in before.ranks}
-    latencies: dict[Measured, Histogram] = {}
-    for measured, histogram in now.latencies.items():
-        if (old := before.latencies.get(measured)) and old.bounds == histogram.bounds:
-            latencies[measured] = _new_values(old, histogram)
     return Poll(
         interval=seconds,
         ranks=tuple(_difference(earlier.get(rank.name), rank) for rank in now.ranks),
-        latencies=latencies,
+        latencies=_new_latencies(before.latencies, now.latencies),
+        counts_at_end=now.counts_at_end,
     )
 
 
@@ -76,8 +73,20 @@ def _difference(before: Rank | None, now: Rank) -> Rank:
         waiting_by_reason=now.waiting_by_reason,
         kv_usage=now.kv_usage,
         finished=finished,
+        latencies=_new_latencies(before.latencies if before else {}, now.latencies),
         **changes,
     )
+
+
+def _new_latencies(
+    before: Mapping[Measured, Histogram], now: Mapping[Measured, Histogram]
+) -> dict[Measured, Histogram]:
+    """Those that were there both times, with the same bounds."""
+    return {
+        measured: _new_values(before[measured], histogram)
+        for measured, histogram in now.items()
+        if measured in before and before[measured].bounds == histogram.bounds
+    }
 
 
 def _new_values(before: Histogram, now: Histogram) -> Histogram:

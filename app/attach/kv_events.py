@@ -16,6 +16,7 @@ import zmq
 import zmq.asyncio
 
 from app.attach.address import KvAddress
+from app.attach.cleaning import cleaned
 from engine.poll import PrefixKnown, PrefixOp
 from engine.progress import one_line
 
@@ -107,7 +108,8 @@ class _Publisher:
                         await self._take(context, sequence, frames[2])
                     await asyncio.sleep(0)  # receiving what is there already lets nobody else have a turn
         except zmq.ZMQError as error:
-            self.problem = f"KV events cannot be heard at {self._address.endpoint}: {one_line(error).lower()}."
+            reason = cleaned(one_line(error), 200).lower()
+            self.problem = f"KV events cannot be heard at {self._address.endpoint}: {reason}."
 
     async def _take(self, context: zmq.asyncio.Context, sequence: int, body: bytes) -> None:
         """The next message, one that was had already, one behind a gap, or the first ones of a new server."""
@@ -136,7 +138,8 @@ class _Publisher:
                     async with asyncio.timeout(REPLAY_SECONDS):
                         frames = await socket.recv_multipart()
                 except TimeoutError:
-                    self.problem = f"missed KV events cannot be had again: {self._address.replay} does not answer."
+                    replay = cleaned(self._address.replay, 100)
+                    self.problem = f"missed KV events cannot be had again: {replay} does not answer."
                     return
                 if len(frames) < 3 or (sequence := _number(frames[-2])) == _END:
                     break

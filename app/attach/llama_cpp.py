@@ -31,4 +31,4 @@ def read(readings: Readings) -> Sample:
         num_prompt_tokens=readings.count("llamacpp:prompt_tokens"),
         num_generation_tokens=readings.count("llamacpp:tokens_predicted"),
     )
-    return Sample((rank,), {})
+    return Sample((rank,), {}, counts_at_end=True)

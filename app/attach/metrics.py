@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import inf
 
+from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.attach.cleaning import cleaned
 from engine.poll import Histogram, Measured, Rank
 
 _Labels = Mapping[str, str]
+_NOBODY = Rank(name="")
 _MOST = 1 << 53
 """Nothing that is counted comes near; numbers from here on are not exact any more."""
 
@@ -28,8 +30,27 @@ class Sample:
     """When its process did, in seconds since 1970."""
     model: str = ""
     """As its metrics name it."""
+    counts_at_end: bool = False
+    """As in a `Poll`."""
     config: dict[str, bool | int] = field(default_factory=dict)
     """The parameters of `EngineConfig` that stand there too."""
+
+
+def ranks_of(
+    readings: Readings, label: str, rank: Callable[[str, Readings], Rank], latencies: Mapping[Measured, tuple[str, ...]]
+) -> tuple[Rank, ...]:
+    """The engines of a server, told apart by a label, and what it tells without it of no one engine."""
+    parts = readings.by_label(label)
+    if len(parts) == 1:
+        return tuple(rank(name, own) for name, own in parts.items())
+    ranks = [replace(rank(name, own), latencies=own.histograms(latencies)) for name, own in parts.items()]
+    engines = [one for one in ranks if one.name]
+    whole = next((one for one in ranks if not one.name), _NOBODY)
+    # What engines tell of themselves would be counted twice.
+    told = {name for name in Rank.__struct_fields__ for one in engines if getattr(one, name) not in (None, {})}
+    left = {name: getattr(whole, name) for name in Rank.__struct_fields__ if name not in told}
+    whole = Rank(**left | {"name": "", "latencies": {}})
+    return (*engines, whole) if whole != _NOBODY else tuple(engines)
 
 
 class Readings:
@@ -58,16 +79,17 @@ class Readings:
         return left
 
     def by_label(self, label: str) -> dict[str, Readings]:
-        """Those that have this label, by its value. All of them if it has one value only, and as "0" if no other."""
+        """Those that have this label, by its value, and those without it by "". All of them as one if it has one value
+        only, and as "0" if no other."""
         parts: dict[str, Readings] = {}
         for name, values in self._values.items():
             for labels, value in values:
-                if label in labels:
-                    part = parts.setdefault(cleaned(labels[label], 40), Readings("", ()))
-                    part._values[name].append((labels, value))
-        if len(parts) < 2:
-            return {next(iter(parts), "0"): self}
-        return dict(sorted(parts.items(), key=lambda item: (len(item[0]), item[0])))
+                part = parts.setdefault(cleaned(labels.get(label, ""), 40), Readings("", ()))
+                part._values[name].append((labels, value))
+        names = sorted((name for name in parts if name), key=lambda name: (len(name), name))
+        if len(names) < 2:
+            return {next(iter(names), "0"): self}
+        return {name: parts[name] for name in (*names, "") if name in parts}
 
     def _named(self, names: Iterable[str]) -> list[tuple[_Labels, float]]:
         """The values of the first of these names that there is."""
@@ -101,13 +123,18 @@ class Readings:
         """Of a metric that is only there for its labels."""
         return next((labels for labels, _ in self._named([name])), {})
 
+    def histograms(self, named: Mapping[Measured, tuple[str, ...]]) -> dict[Measured, Histogram]:
+        """For each of these the histogram of the first of its names that there is; without those that there are not."""
+        found = {measured: self.histogram(*names) for measured, names in named.items()}
+        return {measured: histogram for measured, histogram in found.items() if histogram}
+
     def histogram(self, *names: str) -> Histogram | None:
         """A histogram of all values from the beginning."""
         for name in names:
             up_to: Counter[float] = Counter()
             for labels, value in self._values.get(f"{name}_bucket", ()):
                 up_to[float(labels.get("le", "inf"))] += round(value)
-            bounds = tuple(sorted(bound for bound in up_to if bound < inf))
+            bounds = tuple(sorted(bound for bound in up_to if -inf < bound < inf))
             if bounds:
                 cumulative = [0, *(up_to[bound] for bound in (*bounds, inf))]
                 counts = tuple(max(0, upper - lower) for lower, upper in pairwise(cumulative))

@@ -7,22 +7,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import httpx
 import msgspec
 from httpx_sse import EventSource
 
 from app.attach.cleaning import cleaned
-from app.attach.connection import MAX_STREAMS, Connection, Trouble, read_all, why
+from app.attach.connection import MAX_STREAMS, WHAT_GOES_WRONG, Connection, Trouble, read_all, why
 from app.protocol import AddRequest, Event, Notice, Refused
 from engine.trace import MAX_WAITING_IDS, Arrival, Finished, Output
 
 Reason = Literal["stop", "length", "abort", "error"]
 _REASONS: dict[str, Reason] = {"stop": "stop", "length": "length", "abort": "abort"}
 _REFUSED_PARAMETERS = (400, 422)
+MAX_EVENT_BYTES = 1 << 20
+"""Of one event of a stream. With one token it has some hundred."""
+
+_Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 
 
 class _Delta(msgspec.Struct):
@@ -45,8 +49,8 @@ class _Choice(msgspec.Struct):
 
 
 class _Usage(msgspec.Struct):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
+    prompt_tokens: _Count | None = None
+    completion_tokens: _Count | None = None
 
 
 class _Chunk(msgspec.Struct):
@@ -72,6 +76,8 @@ class _Own:
     is_aborted: bool = False
     task: asyncio.Task[None] | None = None
     num_tokens: int = 0
+    is_estimated: bool = False
+    """Pieces of its text were taken for tokens, since the server did not count them."""
     first_token: float | None = None
 
 
@@ -147,20 +153,28 @@ class OwnRequests:
         return news
 
     async def _serve(self, own: _Own, model: str) -> None:
+        reason: Reason | None = None
+        problem = ""
         try:
             async with self._answer(own.request, model) as response:
                 self._arrive(own)
-                self._end(own, await self._read(own, response))
+                reason = await self._read(own, response)
         except asyncio.CancelledError:
             if not own.is_aborted:
                 raise
-            self._end(own, "abort")
+            reason = reason or "abort"
         except Trouble as trouble:
-            self._fail(own, str(trouble))
-        except (httpx.HTTPError, httpx.StreamError, msgspec.DecodeError, RecursionError, OSError) as error:
-            self._fail(own, why(error))
+            problem = str(trouble)
+        except WHAT_GOES_WRONG as error:
+            problem = why(error)
         finally:
             del self._open[own.request.request_id]
+        # Only here, where nothing can come in between, so that it ends once. What was whole before its stream was
+        # closed stays so, however that went.
+        if reason:
+            self._end(own, reason)
+        else:
+            self._fail(own, problem)
 
     @asynccontextmanager
     async def _answer(self, request: AddRequest, model: str) -> AsyncIterator[httpx.Response]:
@@ -190,36 +204,45 @@ class OwnRequests:
         return Trouble(f"refuses it ({response.status_code}): {message}")
 
     async def _read(self, own: _Own, response: httpx.Response) -> Reason:
-        """Take in a stream to its end; why it ended. Raises Trouble if it broke off."""
+        """Take in a stream to its end; why it ended. Raises Trouble if it broke off, or ended in another way than a
+        text does."""
         reason = ""
-        async for event in EventSource(response).aiter_sse():
-            if event.data == "[DONE]":
-                break
-            chunk = _decode_chunk(event.data)
-            if chunk.error:
-                raise Trouble(f"gave up: {_message(event.data.encode()) or 'it does not say why'}")
-            self._take_chunk(own, chunk)
-            reason = next((choice.finish_reason for choice in chunk.choices if choice.finish_reason), reason)
+        async with aclosing(EventSource(_bounded(response)).aiter_sse()) as events:
+            async for event in events:
+                if event.data == "[DONE]":
+                    break
+                chunk = _decode_chunk(event.data)
+                if bytes(chunk.error) not in (b"", b"null"):
+                    raise Trouble(f"gave up: {_message(event.data.encode()) or 'it does not say why'}")
+                self._take_chunk(own, chunk)
+                reason = next((choice.finish_reason for choice in chunk.choices if choice.finish_reason), reason)
         if not reason:
             raise Trouble("broke off its answer")
-        return _REASONS.get(reason, "error")
+        if reason not in _REASONS:
+            raise Trouble(f"ended it for another reason: {cleaned(reason, 40)}")
+        return _REASONS[reason]
 
     def _take_chunk(self, own: _Own, chunk: _Chunk) -> None:
-        """A piece of text, and how many tokens it is: as many as the server says, otherwise one."""
+        """A piece of text, and how many tokens it is: as many more as the server has counted, otherwise one.
+
+        A count that only comes at the end, or without any choice, puts right how many there were: nothing came with it.
+        """
         text = "".join(choice.piece for choice in chunk.choices)
-        counted = chunk.usage.completion_tokens if chunk.usage else None
-        num_tokens = (1 if text else 0) if counted is None else max(0, counted - own.num_tokens)
+        counted = (chunk.usage and chunk.usage.completion_tokens) or 0
+        num_tokens = 1 if text else 0
+        if text and not counted:
+            own.is_estimated = True
+            self._say_so()
+        elif counted and chunk.choices and not own.is_estimated:
+            num_tokens = max(0, counted - own.num_tokens)
+        own.num_tokens = counted or own.num_tokens + num_tokens
         if not num_tokens and not text:
             return
-        if counted is None and not self._has_said_so:
-            self._has_said_so = True
-            self._put(Notice("the server does not count tokens as it streams: each piece of text counts as one."))
         now = self._clock()
         num_prompt_tokens = 0
         if own.first_token is None:
             own.first_token = now
             num_prompt_tokens = (chunk.usage and chunk.usage.prompt_tokens) or 0
-        own.num_tokens += num_tokens
         self._outputs.append(
             Output(
                 own.request.request_id,
@@ -230,6 +253,11 @@ class OwnRequests:
                 num_prompt_tokens=num_prompt_tokens,
             )
         )
+
+    def _say_so(self) -> None:
+        if not self._has_said_so:
+            self._has_said_so = True
+            self._put(Notice("the server does not count tokens as it streams: each piece of text counts as one."))
 
     def _arrive(self, own: _Own) -> None:
         own.is_taken = True
@@ -252,14 +280,14 @@ class OwnRequests:
         request_id = own.request.request_id
         untold = [arrival for arrival in self._arrivals if arrival.request_id == request_id]
         if own.is_taken and (own.first_token is not None or not untold):
-            self._end(own, "error")
+            self._end(own, "error", f"the server {why}.")
             self._put(Notice(f"request {request_id} has failed: the server {why}."))
             return
         for arrival in untold:
             self._arrivals.remove(arrival)
         self._put(Refused(request_id, f"the server {why}."))
 
-    def _end(self, own: _Own, reason: Reason) -> None:
+    def _end(self, own: _Own, reason: Reason, told: str = "") -> None:
         if not own.is_taken:
             self._put(Refused(own.request.request_id, "it was aborted before the server took it."))
             return
@@ -270,6 +298,7 @@ class OwnRequests:
                 own.num_tokens,
                 ttft=own.first_token - own.sent if own.first_token is not None else None,
                 e2e=self._clock() - own.sent,
+                told=told,
             )
         )
 
@@ -303,6 +332,23 @@ def _body(request: AddRequest, model: str, *, is_chat: bool, with_options: bool)
         "priority": (request.priority, 0),
     }
     return body | {name: value for name, (value, default) in optional.items() if value != default}
+
+
+def _bounded(response: httpx.Response) -> httpx.Response:
+    """The same stream, read as UTF-8 whatever it says it is, as far as none of its events is endless."""
+
+    async def pieces() -> AsyncIterator[bytes]:
+        size, tail = 0, b""
+        async for piece in response.aiter_bytes():
+            tail += piece
+            size = 0 if any(end in tail for end in (b"\n\n", b"\r\n\r\n", b"\r\r")) else size + len(piece)
+            tail = tail[-3:]
+            if size > MAX_EVENT_BYTES:
+                raise Trouble(f"sends more than {MAX_EVENT_BYTES >> 20} MiB at once")
+            yield piece
+
+    kind, _, _ = response.headers.get("content-type", "").partition(";")
+    return httpx.Response(response.status_code, headers={"content-type": kind}, content=pieces())
 
 
 def _message(body: bytes) -> str:

@@ -7,8 +7,8 @@ Its schedulers tell how they are now, each for its rank of data parallelism; new
 
 from __future__ import annotations
 
-from app.attach.metrics import Readings, Sample
-from engine.poll import Histogram, Measured, Rank
+from app.attach.metrics import Readings, Sample, ranks_of
+from engine.poll import Measured, Rank
 
 PREFIX = "sglang:"
 _LATENCIES: dict[Measured, tuple[str, ...]] = {
@@ -39,13 +39,14 @@ NAMES = (
 def read(readings: Readings) -> Sample:
     """All of it. Ranks of other kinds than data parallelism say the same once more: only the first is heard."""
     readings = readings.where(tp_rank="0", pp_rank="0")
-    latencies: dict[Measured, Histogram] = {}
-    for measured, names in _LATENCIES.items():
-        if histogram := readings.histogram(*names):
-            latencies[measured] = histogram
-    ranks = tuple(_rank(name, own) for name, own in readings.by_label("dp_rank").items())
-    model = readings.labels_of("sglang:num_running_reqs").get("model_name", "")
-    return Sample(ranks, latencies, readings.value("process_start_time_seconds"), model, _config(readings))
+    return Sample(
+        ranks_of(readings, "dp_rank", _rank, _LATENCIES),
+        readings.histograms(_LATENCIES),
+        began=readings.value("process_start_time_seconds"),
+        model=readings.labels_of("sglang:num_running_reqs").get("model_name", ""),
+        counts_at_end=_counts_at_end(readings),
+        config=_config(readings),
+    )
 
 
 def _rank(name: str, readings: Readings) -> Rank:
@@ -77,6 +78,11 @@ def _rank(name: str, readings: Readings) -> Rank:
         num_preemptions=readings.count("sglang:num_retracted_requests"),
         finished=finished or None,
     )
+
+
+def _counts_at_end(readings: Readings) -> bool:
+    """The schedulers do not tell which tokens they compute."""
+    return readings.count("sglang:realtime_tokens") is None and readings.count("sglang:generation_tokens") is not None
 
 
 def _config(readings: Readings) -> dict[str, bool | int]:

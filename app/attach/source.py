@@ -21,14 +21,13 @@ from app.attach.difference import poll_of
 from app.attach.facts import Facts
 from app.attach.kv_events import KvListener
 from app.attach.metrics import Readings, Sample
+from app.attach.pace import SHORTEST_INTERVAL, USUAL_INTERVAL
 from app.attach.requests import OwnRequests
 from app.protocol import Command, Event
 from engine.poll import Poll, PrefixOp
 from engine.progress import one_line
 from engine.trace import StepTrace
 
-SHORTEST_INTERVAL = 0.1
-"""Seconds between two looks at least, however fast somebody wants them: each costs the server something."""
 LONGEST_BACKOFF = 5.0
 """Seconds after which a server that did not answer is asked again, at most."""
 CLOSE_SECONDS = 2.0
@@ -56,7 +55,7 @@ class AttachedServer:
         *,
         key: str = "",
         read_only: bool = False,
-        interval: float = 0.5,
+        interval: float = USUAL_INTERVAL,
         kv_events: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -71,6 +70,7 @@ class AttachedServer:
         self._attached = clock()
         self._requests = OwnRequests(self._connection, self._seconds, self._put)
         self._facts: Facts | None = None
+        self._more_task: asyncio.Task[None] | None = None
         self._sample: Sample | None = None
         """The last one, and when it was taken."""
         self._sampled_at = 0.0
@@ -229,6 +229,8 @@ class AttachedServer:
         # Not every server tells when its process began: after a problem it may be another one unnoticed.
         if self._facts is None or poll.restarted or (self._problem and sample.began is None):
             await self._ask(dialect, sample)
+        elif sample.config:  # which a server may tell later, or change
+            self._facts = self._facts.knowing(sample.config)
         self._sample, self._sampled_at, self._problem = sample, started, ""
         self._trace(started, poll)
 
@@ -245,8 +247,9 @@ class AttachedServer:
             self._put(protocol.Notice(f"{self.url} is another server now: {self._facts.name}."))
         if self._facts.complaint and (before is None or before.complaint != self._facts.complaint):
             self._put(protocol.Notice(f"{self.url} {self._facts.complaint}."))
-        if dialect is VLLM:
-            self._tasks.create_task(self._ask_more(self._facts))
+        if self._more_task:
+            self._more_task.cancel()
+        self._more_task = self._tasks.create_task(self._ask_more(dialect, sample, self._facts))
         await self._listen(sample)
 
     async def _listen(self, sample: Sample) -> None:
@@ -257,15 +260,20 @@ class AttachedServer:
         if self._kv:
             self._cleared = self._kv.clear()
         if self._kv_address and self._facts:
-            ranks = [rank.name for rank in sample.ranks]
+            ranks = [rank.name for rank in sample.ranks if rank.name]
             self._kv = KvListener(publishers.addresses(self._kv_address, self._facts, self.url, ranks))
             self._kv_task = self._tasks.create_task(self._kv.listen())
 
-    async def _ask_more(self, known: Facts) -> None:
-        with suppress(Trouble):
-            more = await facts.ask_more(self._connection, known)
-            if self._facts is known:
-                self._facts = more
+    async def _ask_more(self, dialect: Dialect, sample: Sample, known: Facts) -> None:
+        """Learn what takes longer. Whatever the looks have told meanwhile is newer."""
+        if known.is_late:
+            again = await facts.ask(self._connection, dialect, sample, facts.PATIENCE_SECONDS)
+            self._facts = again.knowing((self._facts or known).known)
+            await self._listen(sample)
+        if dialect is VLLM:
+            with suppress(Trouble):
+                told = await facts.ask_more(self._connection)
+                self._facts = (self._facts or known).knowing(told)
 
     def _report(self, problem: str) -> None:
         """Tell once what is wrong, until something else is; or once more if our own requests have come on meanwhile."""

@@ -7,8 +7,8 @@ Those of the KV cache were called after the GPU: `gpu_cache_usage_perc` until 0.
 
 from __future__ import annotations
 
-from app.attach.metrics import Readings, Sample
-from engine.poll import Histogram, Measured, Rank
+from app.attach.metrics import Readings, Sample, ranks_of
+from engine.poll import Measured, Rank
 
 PREFIX = "vllm:"
 _LATENCIES: dict[Measured, tuple[str, ...]] = {
@@ -38,13 +38,13 @@ _CONFIG = {"block_size": "block_size", "num_gpu_blocks": "num_blocks"}
 
 def read(readings: Readings) -> Sample:
     """All of it, for each engine of the server."""
-    latencies: dict[Measured, Histogram] = {}
-    for measured, names in _LATENCIES.items():
-        if histogram := readings.histogram(*names):
-            latencies[measured] = histogram
-    ranks = tuple(_rank(name, own) for name, own in readings.by_label("engine").items())
-    model = readings.labels_of("vllm:num_requests_running").get("model_name", "")
-    return Sample(ranks, latencies, readings.value("process_start_time_seconds"), model, _config(readings))
+    return Sample(
+        ranks_of(readings, "engine", _rank, _LATENCIES),
+        readings.histograms(_LATENCIES),
+        began=readings.value("process_start_time_seconds"),
+        model=readings.labels_of("vllm:num_requests_running").get("model_name", ""),
+        config=_config(readings),
+    )
 
 
 def _rank(name: str, readings: Readings) -> Rank:

@@ -138,6 +138,18 @@ def test_a_replay_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPat
             assert known(watch) == "partial"
 
 
+@pytest.mark.parametrize("replay", ["tcp://a\x1b[31m:5558", "tcp://*:99999", "nonsense", "tcp://\x00:1"])
+def test_a_replay_that_is_nowhere_is_a_hint(replay: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_events, "REPLAY_SECONDS", 0.1)
+    with Publisher() as publisher, CapturedServer() as server:
+        source = {"endpoint": publisher.endpoint, "replay_endpoint": replay}
+        server.answers["/kv_event_sources"] = saying(json.dumps({"0": source, "9" * 5000: source, "\x1b": {}}))
+        with attached(server, kv_events=publisher.endpoint) as watch:
+            watch.until(lambda: watch.traces and known(watch) == "partial")
+            watch.more(3)
+    assert hint(watch).isprintable()
+
+
 def test_a_server_that_begins_anew_has_an_empty_cache() -> None:
     with Publisher() as publisher, CapturedServer() as server:
         tells_of(server, publisher)

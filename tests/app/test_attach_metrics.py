@@ -138,7 +138,7 @@ def test_sglang() -> None:
 
 
 def test_sglang_with_data_parallelism() -> None:
-    """What its schedulers do not tell is known of no rank."""
+    """What its schedulers do not tell is known of no engine, but of all of them together."""
     lines = [
         f'sglang:{name}{{dp_rank="{rank}",model_name="m",tp_rank="0"{more}}} {value}'
         for rank in (0, 1)
@@ -149,10 +149,68 @@ def test_sglang_with_data_parallelism() -> None:
             ("realtime_tokens_total", ',mode="decode"', 7),
         )
     ]
-    sample = read("\n".join([*lines, 'sglang:num_requests_total{model_name="m"} 9', ""]))
-    assert [rank.num_running for rank in sample.ranks] == [3, 4]
-    assert [rank.num_hit_tokens for rank in sample.ranks] == [0, 20]
-    assert [rank.finished for rank in sample.ranks] == [None, None]
+    whole = """\
+sglang:num_requests_total{model_name="m"} 9
+sglang:prompt_tokens_total{model_name="m"} 17
+sglang:generation_tokens_total{model_name="m"} 5
+sglang:e2e_request_latency_seconds_bucket{le="1.0",model_name="m"} 9.0
+sglang:e2e_request_latency_seconds_bucket{le="+Inf",model_name="m"} 9.0
+"""
+    sample = read("\n".join([*lines, whole]))
+    assert [rank.name for rank in sample.ranks] == ["0", "1", ""]
+    assert [rank.num_running for rank in sample.ranks] == [3, 4, None]
+    assert [rank.num_hit_tokens for rank in sample.ranks] == [0, 20, None]
+    assert [rank.num_generation_tokens for rank in sample.ranks] == [7, 7, None]
+    assert sample.ranks[2] == Rank(name="", finished={"ended": 9})
+    assert sample.latencies["e2e"].count == 9
+    assert not sample.counts_at_end
+    later = read("\n".join([*lines, whole.replace("} 9\n", "} 12\n")]))
+    poll = poll_of(sample, later, 1.0)
+    assert (poll.finished, poll.num_generation_tokens, poll.num_running) == ({"ended": 3}, 0, 7)
+    assert [rank.name for rank in poll.engines] == ["0", "1"]
+
+
+def test_sglang_with_data_parallelism_that_counts_at_the_end() -> None:
+    lines = [f'sglang:token_usage{{dp_rank="{rank}",tp_rank="0"}} 0.{rank + 2}' for rank in (0, 1)]
+    counted = {"prompt_tokens_total": 30, "cached_tokens_total": 10, "generation_tokens_total": 7}
+    texts = [
+        "\n".join([*lines, *(f'sglang:{name}{{model_name="m"}} {value + more}' for name, value in counted.items()), ""])
+        for more in (0, 4)
+    ]
+    poll = poll_of(read(texts[0]), read(texts[1]), 1.0)
+    assert poll.counts_at_end
+    assert (poll.num_prompt_tokens, poll.num_cached_tokens, poll.num_generation_tokens) == (0, 4, 4)
+    assert poll.kv_usage == 0.25
+    assert len(poll.engines) == 2
+
+
+def test_each_engine_has_its_part_of_the_latencies() -> None:
+    def look(*counts: int) -> Sample:
+        lines = [
+            f'vllm:time_to_first_token_seconds_bucket{{engine="{rank}",le="{le}"}} {count}'
+            for rank, count in enumerate(counts)
+            for le in ("0.5", "+Inf")
+        ]
+        return read("\n".join([*lines, 'vllm:time_to_first_token_seconds_bucket{engine="0",le="-Inf"} 0', ""]))
+
+    poll = poll_of(look(3, 4), look(4, 9), 1.0)
+    assert [rank.latencies["ttft"].count for rank in poll.ranks] == [1, 5]
+    assert poll.latencies == {"ttft": Histogram((0.5,), (6, 0), 0.0)}
+    assert poll_of(look(3), look(4), 1.0).ranks == (Rank(),)
+
+
+def test_who_counts_at_the_end_says_so() -> None:
+    for name, counts_at_end in (("sglang", True), ("llama_cpp", True)):
+        sample = read((DATA / f"{name}.txt").read_text())
+        assert sample.counts_at_end == counts_at_end
+        assert poll_of(None, sample, 0.0).counts_at_end == counts_at_end
+    assert not read(metrics(FCFS, "during")).counts_at_end
+
+
+def test_cached_tokens_may_be_among_those_of_prompts() -> None:
+    told, untold = Rank(num_prompt_tokens=3, num_cached_tokens=0), Rank("1", num_prompt_tokens=3)
+    assert not Poll(ranks=(told, Rank("", finished={"ended": 1}))).may_hold_cached
+    assert Poll(ranks=(told, untold)).may_hold_cached
 
 
 def test_llama_cpp() -> None:

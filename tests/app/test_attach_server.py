@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+from starlette.requests import Request
+from starlette.responses import Response
 
 from app import protocol
-from app.attach import connection
+from app.attach import connection, facts
+from app.attach.requests import MAX_EVENT_BYTES
 from app.attach.source import NOT_OURS, READ_ONLY, AttachedServer
 from app.protocol import AddRequest, Loading, Notice, PaceSet, Ready, Refused
 from app.recorded import Recorded, Recordings
@@ -25,6 +30,7 @@ from tests.app.captured_server import (
     DATA,
     FCFS,
     MODEL,
+    PAUSE,
     PRIORITY,
     Answer,
     CapturedServer,
@@ -50,6 +56,7 @@ SUMMED = {
 KEY = "sk-very-secret"
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 ANSWER = "The capital of France is Paris."
+NESTED = '{"error": ' + "[" * 100_000
 
 
 def polls(watch: Watch) -> list[Poll]:
@@ -86,7 +93,7 @@ def test_what_a_vllm_tells_of_itself() -> None:
         watch.more(4)
     (ready,) = watch.of(Ready)
     assert ready.model == MODEL
-    assert ready.server == protocol.Server("vLLM", "0.32.0", server.url)
+    assert ready.server == protocol.Server("vLLM", "0.32.0", server.url, interval=PAUSE)
     first, second, third = watch.traces[:3]
     assert first.config == EngineConfig(num_blocks=49, block_size=32, max_model_len=1024)
     assert first.poll and not first.poll.tells("max_num_seqs") and first.poll.tells("num_blocks")
@@ -127,6 +134,52 @@ def test_strange_parameters_are_unknown() -> None:
     assert not polls(watch)[-1].tells("max_model_len")
 
 
+@pytest.mark.parametrize("kind", ["late", "cut", "nested"])
+def test_its_metrics_are_enough(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(facts, "SECONDS", 0.2)
+    with CapturedServer() as server:
+        answer: Answer = {"late": server.hang, "cut": cut, "nested": saying(NESTED)}[kind]
+        server.answers |= dict.fromkeys(("/version", "/v1/models", "/kv_event_sources"), answer)
+        with attached(server) as watch:
+            watch.more(3)
+    (ready,) = watch.of(Ready)
+    assert (ready.model, ready.server and ready.server.version) == (MODEL, "")
+    assert watch.traces[0].config == EngineConfig(num_blocks=49, block_size=32)
+    assert not any(poll.problem for poll in polls(watch))
+
+
+def test_what_is_late_is_still_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(facts, "SECONDS", 0.2)
+    is_ready = False
+    with CapturedServer() as server:
+        models = server.answers["/v1/models"]
+
+        async def late(request: Request) -> Response:
+            while not is_ready:
+                await asyncio.sleep(PAUSE)
+            return await models(request)
+
+        server.answers["/v1/models"] = late
+        with attached(server) as watch:
+            watch.more(3)
+            assert not polls(watch)[-1].tells("max_model_len")
+            is_ready = True
+            watch.until(lambda: polls(watch)[-1].tells("max_model_len"))
+    assert watch.traces[-1].config == EngineConfig(num_blocks=49, block_size=32, max_model_len=1024)
+
+
+def test_parameters_may_be_told_later_and_change() -> None:
+    def pool(num_blocks: int) -> str:
+        return as_metrics({**series(FCFS)[0], f'cache_config_info{{num_gpu_blocks="{num_blocks}"}}': 1.0})
+
+    with CapturedServer(texts=[as_metrics(series(FCFS)[0]), pool(49), pool(25)]) as server, attached(server) as watch:
+        watch.more(4)
+    told = [(trace.poll.tells("num_blocks"), trace.config.num_blocks) for trace in watch.traces[:4] if trace.poll]
+    assert told == [(False, EngineConfig().num_blocks), (True, 49), (True, 25), (True, 25)]
+    assert all(trace.config.max_model_len == 1024 for trace in watch.traces)
+    assert watch.traces[-1].num_free_blocks == 24
+
+
 def test_our_own_server_is_known_by_its_name() -> None:
     with CapturedServer() as server:
         server.answers["/v1/models"] = saying('{"data": [{"id": "smollm2", "owned_by": "nanoviz"}]}')
@@ -161,6 +214,7 @@ TROUBLES: list[tuple[str, Answer, str]] = [
     ("huge", saying(b"#" * (connection.MAX_BYTES + 1)), "answers with more than 16 MiB"),
     ("cut", cut, "broke off its answer"),
     ("elsewhere", saying("", 307, {"location": "http://elsewhere/"}), "sends elsewhere, to http://elsewhere/"),
+    ("nowhere", saying("", 307, {"location": "foo:bar"}), "broke off its answer: For absolute URLs"),
 ]
 
 
@@ -260,6 +314,16 @@ def test_what_it_tells_can_be_recorded_and_read_again(tmp_path: Path) -> None:
     assert recording.engine.server == watch.of(Ready)[0].server
 
 
+def test_no_cookie_is_kept() -> None:
+    with CapturedServer() as server:
+        server.answers["/version"] = saying('{"version": "1"}', headers={"set-cookie": "ÿ=1"})
+        server.answers["/kv_event_sources"] = saying("{}", headers={"set-cookie": "a=1"})
+        with attached(server) as watch:
+            watch.more(3)
+    assert not any("cookie" in headers for headers in server.headers)
+    assert not any(poll.problem for poll in polls(watch))
+
+
 # The key.
 
 
@@ -343,7 +407,7 @@ def test_a_request_of_ours_is_known_token_by_token() -> None:
     assert (arrival.request_id, arrival.label, arrival.max_tokens) == ("1", "short", 32)
     outputs = of_traces(watch, lambda trace: trace.outputs)
     assert "".join(output.text for output in outputs) == ANSWER
-    assert sum(output.num_tokens for output in outputs) == 8  # the last is the end of the text
+    assert sum(output.num_tokens for output in outputs) == 7  # one more is the end of the text, which nobody saw
     assert [output.time for output in outputs] == sorted(output.time for output in outputs)
     (finished,) = of_traces(watch, lambda trace: trace.finished)
     assert (finished.reason, finished.num_output_tokens) == ("stop", 8)
@@ -387,7 +451,41 @@ def test_thoughts_are_text_and_several_tokens_may_come_at_once() -> None:
         watch.until(lambda: ended(watch))
     outputs = of_traces(watch, lambda trace: trace.outputs)
     assert [(output.text, output.num_tokens) for output in outputs] == [("Hm", 2), ("m\u2028", 1), ("Yes", 2), ("", 1)]
-    assert of_traces(watch, lambda trace: trace.finished)[0].reason == "error"
+    (finished,) = of_traces(watch, lambda trace: trace.finished)
+    assert (finished.reason, finished.told) == ("error", "the server ended it for another reason: tool_calls.")
+
+
+def counts(usage: int) -> bytes:
+    """A chunk that only counts."""
+    return b"data: " + json.dumps({"choices": [], "usage": {"completion_tokens": usage}}).encode() + b"\n\n"
+
+
+@pytest.mark.parametrize(
+    ("stream", "tokens", "total"),
+    [
+        (chunk(0, role="assistant") + chunk(1, content="a") + chunk(1) + chunk(2, "stop") + counts(2), [1, 1], 2),
+        (chunk(1, content="a") + chunk(1, "stop", content="b") + counts(1), [1, 0], 1),
+        (
+            chunk(role="assistant") + chunk(content="a") + chunk(content="b") + chunk(finish="stop") + counts(5),
+            [1, 1],
+            5,
+        ),
+        (chunk(content="a") + chunk(content="b") + chunk(1, "stop"), [1, 1], 1),
+        (chunk(0, content="a") + chunk(0, content="b") + chunk(3, "stop", content="c"), [1, 1, 1], 3),
+        (chunk(role="assistant") + chunk(finish="stop") + counts(4), [], 4),
+    ],
+)
+def test_a_count_alone_is_no_token(stream: bytes, tokens: list[int], total: int) -> None:
+    with CapturedServer() as server, attached(server) as watch:
+        server.answers[CHAT] = server.streaming(stream + b"data: [DONE]\n\n")
+        watch.until(lambda: watch.traces)
+        watch.source.send(request())
+        watch.until(lambda: ended(watch))
+    outputs = of_traces(watch, lambda trace: trace.outputs)
+    assert [output.num_tokens for output in outputs] == tokens
+    (finished,) = of_traces(watch, lambda trace: trace.finished)
+    assert (finished.reason, finished.num_output_tokens) == ("stop", total)
+    assert (finished.ttft is None) == (not tokens)
 
 
 @pytest.mark.parametrize(
@@ -401,6 +499,8 @@ def test_thoughts_are_text_and_several_tokens_may_come_at_once() -> None:
         (saying('{"detail": "too many"}', 429), "refuses it (429): too many"),
         (saying("<html>", 503), "answers with an error: 503 service unavailable"),
         (saying("", 401), "wants an API key: set NANOVIZ_API_KEY"),
+        (saying(NESTED, 400), "answers with an error: 400 bad request"),
+        (saying("", 307, {"location": "foo:bar"}), "broke off its answer"),
         (cut, "broke off its answer"),
     ],
 )
@@ -447,7 +547,13 @@ def test_a_burst_survives_a_model_without_a_chat_template() -> None:
     [
         (chunk(1, content="So"), "broke off its answer"),
         (chunk(1, content="So") + b"data: {\n\n", "broke off its answer"),
+        (chunk(1, content="So") + f"data: {NESTED}\n\n".encode(), "broke off its answer"),
+        (chunk(1, content="So") + chunk(10**30, content="!"), "broke off its answer"),
+        (chunk(1, content="So") + b"data: " + b"x" * 2 * MAX_EVENT_BYTES, "sends more than 1 MiB at once"),
+        (chunk(1, content="So") + b"data: x\n" * (MAX_EVENT_BYTES >> 2), "sends more than 1 MiB at once"),
         (chunk(1, content="So") + b'data: {"error": {"message": "out of memory"}}\n\n', "gave up: out of memory"),
+        (chunk(1, "content_filter", content="So"), "ended it for another reason: content_filter"),
+        (chunk(1, "\x1b[31m" + "x" * 99, content="So"), "ended it for another reason: ␛[31m" + "x" * 34 + "…"),
     ],
 )
 def test_an_answer_that_breaks_off_is_an_error(stream: bytes, says: str) -> None:
@@ -458,7 +564,21 @@ def test_an_answer_that_breaks_off_is_an_error(stream: bytes, says: str) -> None
         watch.until(lambda: ended(watch))
     (finished,) = of_traces(watch, lambda trace: trace.finished)
     assert (finished.reason, finished.num_output_tokens) == ("error", 1)
-    assert f"request 1 has failed: the server {says}" in watch.of(Notice)[0].text
+    assert finished.told.startswith(f"the server {says}") and finished.told.endswith(".")
+    assert watch.of(Notice)[0].text == f"request 1 has failed: {finished.told}"
+
+
+def test_a_server_that_goes_away_is_why_a_request_has_failed() -> None:
+    with CapturedServer() as server, attached(server) as watch:
+        server.answers[CHAT] = server.streaming(chunk(1, content="So"), is_endless=True)
+        watch.until(lambda: watch.traces)
+        watch.source.send(request())
+        watch.until(lambda: watch.traces[-1].running == ("1",))
+        server.stop()
+        watch.until(lambda: ended(watch))
+    (finished,) = of_traces(watch, lambda trace: trace.finished)
+    assert (finished.reason, finished.num_output_tokens) == ("error", 1)
+    assert finished.told.startswith("the server broke off its answer")
 
 
 def test_an_abort_closes_the_stream() -> None:
@@ -478,6 +598,32 @@ def test_an_abort_closes_the_stream() -> None:
         watch.until(lambda: watch.traces[-1].running == ("2",))
         watch.source.close()
         eventually(lambda: server.num_open == 0)
+
+
+@pytest.mark.parametrize("is_slow", [True, False])
+def test_a_request_ends_once_however_its_stream_is_closed(is_slow: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    closing: list[str] = []
+    close = httpx.Response.aclose
+
+    async def badly(response: httpx.Response) -> None:
+        await close(response)
+        if response.status_code == 200 and response.request.method == "POST":
+            closing.append(response.url.path)
+            if is_slow:
+                await asyncio.Event().wait()
+            raise httpx.ReadError("broken")
+
+    with CapturedServer() as server, attached(server) as watch:
+        watch.until(lambda: watch.traces)
+        monkeypatch.setattr(httpx.Response, "aclose", badly)
+        watch.source.send(request())
+        watch.until(lambda: closing)
+        watch.source.send(protocol.Abort("1"))
+        watch.until(lambda: ended(watch))
+        watch.more(3)
+    (finished,) = of_traces(watch, lambda trace: trace.finished)
+    assert (finished.reason, finished.num_output_tokens) == ("stop", 8)
+    assert not watch.of(Refused)
 
 
 def test_a_request_that_is_aborted_at_once_is_no_longer_there() -> None:

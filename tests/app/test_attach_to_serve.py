@@ -60,15 +60,18 @@ def send(watched: Watched, request_id: str, max_tokens: int) -> None:
     watched.source.send(AddRequest(request_id, HELLO, "short", params))
 
 
-def test_it_is_known_for_what_it_is(watched: Watched) -> None:
+def test_it_is_known_for_what_it_is(watched: Watched, served: Served) -> None:
     (ready,) = [event for event in watched.events if isinstance(event, protocol.Ready)]
     assert ready.server is not None
     assert (ready.server.kind, ready.server.is_tested) == ("nanoviz", True)
-    trace = watched.traces[-1]
-    assert trace.poll is not None and (trace.poll.num_running, trace.poll.num_waiting, trace.poll.kv_usage) == (0, 0, 0)
-    for name in ("num_blocks", "block_size", "max_model_len"):
-        assert trace.poll.tells(name)
-        assert getattr(trace.config, name) == getattr(CONFIG, name)
+    poll = watched.traces[-1].poll
+    assert poll is not None and (poll.num_running, poll.num_waiting, poll.kv_usage) == (0, 0, 0)
+    assert served.post("/v1/completions", prompt=HELLO, max_tokens=1).status_code == 200
+    # Its pool is told from its first step on.
+    own = ("num_blocks", "block_size", "max_model_len")
+    wait_for(lambda: all(trace.poll and trace.poll.tells(name) for trace in watched.traces[-1:] for name in own))
+    config = watched.traces[-1].config
+    assert [getattr(config, name) for name in own] == [getattr(CONFIG, name) for name in own]
 
 
 def test_what_is_sent_from_here_comes_back_token_by_token(watched: Watched, served: Served) -> None:
