@@ -391,6 +391,8 @@ class EngineView:
         if trace.poll:  # all that is known of its life is when tokens came
             request.last_step = trace.step
             _spend(request.spans, "decode", trace.step)
+        if not output.num_tokens:
+            return  # text alone, of tokens that were there before
         self._time(request, trace, output.time, is_first=is_first)
         if is_first:
             self.events.append(EventView(trace.step, "first token", output.request_id, number=request.number))
@@ -546,6 +548,7 @@ class EngineView:
     def _finish(self, finished: Finished, step: int) -> None:
         request = self._to_change(finished.request_id)
         request.finished = finished
+        request.num_output_tokens = finished.num_output_tokens
         request.num_blocks = 0
         if request.spans[-1].last is None:
             request.spans[-1].last = step - 1

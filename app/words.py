@@ -238,7 +238,7 @@ def ended(finished: Finished) -> str:
     if finished.reason == "abort":
         return f"aborted after {tokens}"
     if finished.reason == "error":
-        return f"ended after {tokens}: the KV pool is too small for it"
+        return f"ended after {tokens}: {printable(finished.told) or 'the KV pool is too small for it'}"
     return f"done: {tokens}, {finished.reason}"
 
 

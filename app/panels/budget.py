@@ -68,6 +68,8 @@ class BudgetPanel(Panel):
         if self.view.server:
             unit = self.view.server.unit
             note = "per poll, in the mean" if width >= 70 else "per poll"
+            if self.view.poll and self.view.poll.counts_at_end:
+                note = "counted as requests end" if width >= 50 else note
             return heading(f"Tokens per {unit}" if width >= 40 else f"Tokens/{unit}", note, width)
         note = " · ".join(f"{_sign(kind)}{kind}" for kind in (DECODE, PREFILL, RECOMPUTE))
         return heading("Token budget", f"{note} under the budget" if width >= 70 else "", width)

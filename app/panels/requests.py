@@ -213,7 +213,8 @@ class RequestsPanel(Panel):
     def _progress(request: RequestView, state: str) -> tuple[str, str | None]:
         """Output against its limit; of a prefill, computed against needed. And its colour, if it has one."""
         if request.finished:
-            return ("abort" if request.finished.reason == "abort" else "done") + f" {request.num_output_tokens}", None
+            word = {"abort": "abort", "error": "failed"}.get(request.finished.reason, "done")
+            return f"{word} {request.num_output_tokens}", None
         if state == "waiting" and not request.num_prompt_tokens:
             return "sent", None  # a server tells how long it is with the first token
         if state == "waiting":

@@ -60,7 +60,8 @@ def _of_server(view: EngineView, width: int) -> list[list[Part]]:
     lines = [heading("Waste", "per poll", width)]
     parts: list[Part] = []
     if server.num_computed_tokens is not None:
-        parts.append((f"{plural(server.num_computed_tokens, 'token')} computed", style(TEXT)))
+        among = ", cached ones perhaps among them" if view.poll and view.poll.may_hold_cached else ""
+        parts.append((f"{plural(server.num_computed_tokens, 'token')} computed{among}", style(TEXT)))
     if server.num_queried_tokens:
         share = _share(server.num_hit_tokens, server.num_queried_tokens)
         hits = f"{server.num_hit_tokens:,} of {server.num_queried_tokens:,}"

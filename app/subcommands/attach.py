@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 
+from app.attach.pace import SHORTEST_INTERVAL, USUAL_INTERVAL
 from app.settings import API_KEY, expanded
 from app.subcommands.dashboard import Display
 from app.subcommands.on_presets import started
 from engine.config import EngineConfig
-
-SHORTEST_INTERVAL = 0.1
 
 
 class Attach(Display):
@@ -26,7 +25,13 @@ class Attach(Display):
     def add_arguments(cls, parser: ArgumentParser) -> None:
         parser.add_argument("url", metavar="URL", help="the server, such as http://localhost:8000")
         parser.add_argument("--read-only", action="store_true", help="never send anything, whatever key is pressed")
-        parser.add_argument("--interval", type=_seconds, default=0.5, metavar="SECONDS", help="between two polls (0.5)")
+        parser.add_argument(
+            "--interval",
+            type=_seconds,
+            default=USUAL_INTERVAL,
+            metavar="SECONDS",
+            help=f"between two polls ({USUAL_INTERVAL})",
+        )
         parser.add_argument(
             "--kv-events",
             default="",

@@ -32,6 +32,7 @@ from app.server_words import NOT_TOLD
 from app.session import NOT_OURS, READ_ONLY
 from app.view import EngineView
 from engine.poll import Poll, PrefixOp
+from engine.trace import Finished
 from tests.app.server_support import (
     NO_BUDGET,
     PROBLEM,
@@ -47,7 +48,7 @@ from tests.app.server_support import (
     series,
     server_events,
 )
-from tests.app.support import dashboard, panel, repeatable, run_cli, text_of, view_of
+from tests.app.support import HOSTILE, dashboard, panel, repeatable, run_cli, text_of, view_of
 from tests.app.test_panels import check_lines
 
 PANELS = (
@@ -391,3 +392,13 @@ def test_addresses_that_cannot_be_meant(
     result = run_cli(capsys, "attach", *arguments)
     assert result.code == 2
     assert told in result.err and "secret" not in result.err and "Traceback" not in result.err
+
+
+def test_why_a_request_of_ours_failed_is_told_as_text() -> None:
+    failed = Finished("2", "error", 20, told="the server has gone away" + HOSTILE)
+    traces = [*series(), polled(24, looked(), finished=(failed,), waiting=("3",), num_waiting=1)]
+    view = view_of(traces)
+    assert "the server has gone away" in said(EventsPanel, view, (120, 20))
+    assert "failed 20" in said(RequestsPanel, view, (120, 20))
+    assert len(view.samples["e2e"]) == 1, "how long a failure took is no latency"
+    check_lines(made(EventsPanel, view).draw(120, 20), 120)
