@@ -96,6 +96,9 @@ def _rank(rank: Rank) -> list[Part]:
     facts = [f"{count:,} {name}" for name, count in told.items() if count is not None]
     if rank.kv_usage is not None:
         facts.insert(2, f"KV {percent(rank.kv_usage)}")
+    for name, histogram in (("TTFT", rank.latencies.get("ttft")), ("ITL", rank.latencies.get("itl"))):
+        if histogram and histogram.mean is not None:
+            facts.append(f"mean {name} {histogram.mean * 1000:.0f} ms")
     return [(f"rank {printable(rank.name)}: ", style(DIM)), (", ".join(facts), style(TEXT))]
 
 
