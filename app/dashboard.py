@@ -183,7 +183,7 @@ class Dashboard(ThemedApp[int]):
                 self._say(f"Results are {event.exactness}.", "warning")
             case protocol.Notice(text):
                 self._say(text, "warning")
-            case protocol.Refused(request_id, reason) if not self.session.is_from_client(request_id):
+            case protocol.Refused(reason=reason, from_client=False):
                 self._say(f"Refused: {reason}", "warning")
             case protocol.Reconfigured(config) if not self._opened(ParametersScreen):
                 changes = {change.name: change.new for change in config_changes(self.session.config, config)}

@@ -71,11 +71,6 @@ class EngineProcess:
         with self._sending, suppress(OSError):
             self._connection.send_bytes(protocol.encode(message))
 
-    def tell(self, event: Event) -> None:
-        """Put an event among those to be drained that is not the engine's own. From any thread."""
-        self._events.put(event)
-        self._tell()
-
     def drain(self) -> list[Event]:
         """All events since the last call, in order."""
         events = []
@@ -114,7 +109,8 @@ class EngineProcess:
 
     def _take(self, event: Event) -> None:
         self._hear(event)
-        self.tell(event)
+        self._events.put(event)
+        self._tell()
 
     def _tell(self) -> None:
         call, self._news = self._news, None

@@ -68,6 +68,8 @@ class AddRequest(_Message, frozen=True):
     pieces: tuple[Piece, ...] = ()
     raw: bool = False
     """A text goes in as it stands, without a chat template."""
+    from_client: bool = False
+    """A client of our server has sent it, past whoever else listens to the engine: those are told when it is taken."""
 
 
 class Abort(_Message, frozen=True):
@@ -174,6 +176,8 @@ class Refused(_Message, frozen=True):
     request_id: str
     reason: str
     parameter: str | None = None
+    from_client: bool = False
+    """A client had sent it, and is told as well."""
 
 
 class Reconfigured(_Message, frozen=True):
@@ -206,7 +210,7 @@ class Notice(_Message, frozen=True):
 
 
 class FromClient(_Message, frozen=True):
-    """A client of our server has sent this request to the engine, past whoever else listens to it."""
+    """The engine has taken this request of a client; it comes before its Accepted, and behind the Ready of its run."""
 
     request: AddRequest
 

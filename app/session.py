@@ -52,8 +52,6 @@ class Pending:
     request_id: str
     label: str
     state: str
-    is_from_client: bool = False
-    """Nobody here has sent it."""
 
 
 class Session:
@@ -183,11 +181,6 @@ class Session:
         is_alive = request_id in self.pending or (request is not None and not request.finished)
         return is_alive and not self.failed
 
-    def is_from_client(self, request_id: str) -> bool:
-        """Whether this is a request of a client that has not been in a trace yet."""
-        pending = self.pending.get(request_id)
-        return pending is not None and pending.is_from_client
-
     # What comes from the engine.
 
     def is_heard(self, event: Event) -> bool:
@@ -220,14 +213,15 @@ class Session:
             case protocol.FromClient(request):
                 self.was_touched = True
                 self._sent[request.request_id] = request
-                self.pending[request.request_id] = Pending(request.request_id, request.label, "sent", True)
+                self.pending[request.request_id] = Pending(request.request_id, request.label, "sent")
             case protocol.Accepted(request_id, num_prompt_tokens):
                 if pending := self.pending.get(request_id):
                     state = f"{num_prompt_tokens} tokens, accepted for the next step"
                     self.pending[request_id] = replace(pending, state=state)
             case protocol.Refused(request_id, reason):
-                if self.run and not self.script_ended:
+                if self.run and not self.script_ended and not event.from_client:
                     self.run.refused.append(reason)
+                self._sent.pop(request_id, None)
                 self.pending.pop(request_id, None)
                 self.aborting.discard(request_id)
             case protocol.Reconfigured(config):

@@ -213,9 +213,11 @@ class Worker:
                 arrival_time=self._clock() - (time.perf_counter() - max(received, self._began)),
             )
         except RequestError as error:
-            send(self._connection, protocol.Refused(asked.request_id, str(error), error.parameter))
+            send(self._connection, protocol.Refused(asked.request_id, str(error), error.parameter, asked.from_client))
         else:
             request = self._engine.scheduler.requests[asked.request_id]
+            if asked.from_client:
+                send(self._connection, protocol.FromClient(asked))
             send(self._connection, protocol.Accepted(asked.request_id, request.num_prompt_tokens))
 
     def _token_ids(self, piece: protocol.Piece) -> list[int]:

@@ -283,7 +283,7 @@ class LLMEngine:
 
     def _refuse_if_hopeless(self, request_id: str, token_ids: Sequence[int]) -> None:
         if not token_ids:
-            raise RequestError("the prompt is empty; there is nothing to continue.")
+            raise RequestError("the prompt is empty; there is nothing to continue.", "prompt")
         if request_id in self.scheduler.requests:
             raise RequestError(f"a request with the id {request_id!r} is still alive.")
         if len(token_ids) >= self.config.max_model_len:
@@ -294,7 +294,7 @@ class LLMEngine:
             )
         if self._vocab_size is not None and not 0 <= min(token_ids) <= max(token_ids) < self._vocab_size:
             wrong = next(t for t in token_ids if not 0 <= t < self._vocab_size)
-            raise RequestError(f"token id {wrong} is not in the vocabulary of {self._vocab_size} tokens.")
+            raise RequestError(f"token id {wrong} is not in the vocabulary of {self._vocab_size} tokens.", "prompt")
 
     def _update(
         self, output: SchedulerOutput, sampled: dict[str, int]

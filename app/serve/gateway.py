@@ -1,7 +1,7 @@
 """Gateway: the requests of clients on their way through the engine, each with what it was answered so far.
 
 It lives on the event loop of the server. The engine's events come to it from the thread that reads them; commands go
-straight to the engine's process, past the dashboard, which is told of them.
+straight to the engine's process, past the dashboard, which the engine tells of them.
 """
 
 from __future__ import annotations
@@ -155,7 +155,10 @@ class Gateway:
         with self._hearing:
             heard, self._heard = self._heard, []
         for event in heard:
-            self.take(event)
+            try:
+                self.take(event)
+            except Exception as error:  # whoever waits must not do so for ever
+                self._stop(f"The server has failed: {type(error).__name__}: {error}")
 
     def take(self, event: Event) -> None:
         """Note what the engine says."""
@@ -246,14 +249,13 @@ class Gateway:
         self.check_ready()
         num_on_the_way = sum(not request.has_arrived for request in self._in_flight.values())
         if self._num_unfinished + num_on_the_way + len(requests) > self.max_num_queued_reqs:
-            if self.metrics:
-                self.metrics.count_rejection()
+            assert self.metrics is not None
+            self.metrics.count_rejection()
             raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, BUSY.format(self._num_unfinished + num_on_the_way))
         process, answer = self._process, Answer(len(requests))
         assert process is not None
         for index, request in enumerate(requests):
             self._in_flight[request.request_id] = _InFlight(answer, index)
-            process.tell(protocol.FromClient(request))
             process.send(request)
         try:
             yield answer

@@ -19,6 +19,11 @@ from engine.tokenizer import Conversation, Message
 
 AnyRequest = TypeVar("AnyRequest", bound="GenerationRequest")
 
+MAX_STOPS, MAX_STOP_CHARACTERS = 64, 1024
+"""All of them are looked for after each token of the request, while everybody waits."""
+CHARACTERS_PER_TOKEN = 64
+"""A text longer than so many for each token of the context is refused before it is made into tokens, for which
+everybody would wait too. Few tokens of any model are as long."""
 DEFAULT_MAX_TOKENS = 16
 """Of a completion; a chat goes on to the end of the context."""
 CANNOT: dict[str, tuple[object, ...]] = {
@@ -66,7 +71,7 @@ CANNOT: dict[str, tuple[object, ...]] = {
     "web_search_options": (),
     "documents": ([],),
     "chat_template": (),
-    "chat_template_kwargs": ({},),
+    "chat_template_kwargs": ({}, {"enable_thinking": False}),
     "add_generation_prompt": (True,),
     "continue_final_message": (False,),
 }
@@ -76,6 +81,7 @@ CANNOT: dict[str, tuple[object, ...]] = {
 Int = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=2**63)]], Field(fail_fast=True)]
 Texts = Annotated[list[str], Field(fail_fast=True)]
+StopText = Annotated[str, Field(max_length=MAX_STOP_CHARACTERS)]
 """Lists fail with one mistake, not with one for each of a hundred thousand items."""
 
 
@@ -99,7 +105,7 @@ class GenerationRequest(_Body):
     top_p: float | None = None
     top_k: Int | None = None
     seed: Int | None = None
-    stop: str | Texts | None = None
+    stop: StopText | Annotated[list[StopText], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
     stop_token_ids: TokenIds | None = None
     ignore_eos: bool | None = False
     priority: Int = 0
@@ -122,11 +128,16 @@ class GenerationRequest(_Body):
             temperature=1.0 if self.temperature is None else self.temperature,
             top_p=1.0 if self.top_p is None else self.top_p,
             top_k=0 if self.top_k in (None, -1) else self.top_k,
-            seed=self.seed,
+            seed=None if self.seed == -1 else self.seed,
             stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
             stop_token_ids=tuple(self.stop_token_ids or ()),
             ignore_eos=bool(self.ignore_eos),
         )
+
+    @property
+    def num_requests(self) -> int:
+        """That the engine gets of it."""
+        return 1
 
     def requests(self, request_id: str, max_model_len: int) -> list[AddRequest]:
         """What the engine is asked for it. Raises RequestError for values that mean nothing."""
@@ -142,6 +153,9 @@ class CompletionRequest(GenerationRequest):
 
     def requests(self, request_id: str, max_model_len: int) -> list[AddRequest]:
         params = self.sampling_params(max_model_len if self.max_tokens is None else self.max_tokens)
+        for prompt in self._prompts():
+            if isinstance(prompt, str):
+                _refuse_if_too_long(len(prompt), max_model_len, "prompt")
         return [
             AddRequest(
                 f"{request_id}-{index}",
@@ -151,9 +165,14 @@ class CompletionRequest(GenerationRequest):
                 self.truncate_prompt_tokens,
                 self.priority,
                 raw=True,
+                from_client=True,
             )
             for index, prompt in enumerate(self._prompts())
         ]
+
+    @property
+    def num_requests(self) -> int:
+        return len(self._prompts())
 
     def _prompts(self) -> Sequence[str | TokenIds]:
         if isinstance(self.prompt, str):
@@ -198,7 +217,27 @@ class ChatCompletionRequest(GenerationRequest):
         limits = (self.max_completion_tokens, self.max_tokens, max_model_len)
         params = self.sampling_params(next(limit for limit in limits if limit is not None))
         conversation = Conversation(tuple(message.as_message() for message in self.messages))
-        return [AddRequest(request_id, conversation, "chat", params, self.truncate_prompt_tokens, self.priority)]
+        _refuse_if_too_long(sum(len(one.content) for one in conversation.messages), max_model_len, "messages")
+        return [
+            AddRequest(
+                request_id,
+                conversation,
+                "chat",
+                params,
+                self.truncate_prompt_tokens,
+                self.priority,
+                from_client=True,
+            )
+        ]
+
+
+def _refuse_if_too_long(num_characters: int, max_model_len: int, parameter: str) -> None:
+    if num_characters > max_model_len * CHARACTERS_PER_TOKEN:
+        raise RequestError(
+            f"the prompt has {num_characters:,} characters, which is far more than the {max_model_len:,} tokens of the "
+            "context. Shorten it.",
+            parameter,
+        )
 
 
 def parse(kind: type[AnyRequest], body: bytes) -> AnyRequest:

@@ -30,6 +30,7 @@ from engine.request import RequestError
 
 MAX_BODY_BYTES = 1 << 20
 """Far more than a context holds. The engine stands still while it makes tokens of a text."""
+BODY_SECONDS = 60
 LOCAL_NAMES = ("localhost", "host.docker.internal")
 
 
@@ -48,7 +49,8 @@ def application(gateway: Gateway, api_key: str | None) -> ASGIApp:
         return JSONResponse({"server_load": gateway.num_in_flight})
 
     async def metrics(_: Request) -> Response:
-        gateway.check_ready()
+        if gateway.metrics is None:  # later they are known also while there is no engine
+            gateway.check_ready()
         assert gateway.metrics is not None
         return Response(gateway.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
@@ -137,6 +139,11 @@ def _generation(
         request = parse(kind, await _body(http))
         if request.model not in (None, ready.model, gateway.model_asked_for):
             raise ApiError(HTTPStatus.NOT_FOUND, f"The model `{request.model}` does not exist.", "model")
+        if request.num_requests > gateway.max_num_queued_reqs:
+            what = (
+                f"{request.num_requests:,} prompts are more than max_num_queued_reqs, {gateway.max_num_queued_reqs:,}."
+            )
+            raise ApiError(HTTPStatus.BAD_REQUEST, what, "prompt")
         return _Generated(gateway, request, reply_kind(request, ready.model))
 
     return generate
@@ -192,10 +199,15 @@ async def _body(http: Request) -> bytes:
     if http.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise ApiError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "Send the header Content-Type: application/json.")
     body = bytearray()
-    async for part in http.stream():
-        body += part
-        if len(body) > MAX_BODY_BYTES:
-            raise ApiError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"The body has more than {MAX_BODY_BYTES:,} bytes.")
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for part in http.stream():
+                body += part
+                if len(body) > MAX_BODY_BYTES:
+                    what = f"The body has more than {MAX_BODY_BYTES:,} bytes."
+                    raise ApiError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, what)
+    except TimeoutError:
+        raise ApiError(HTTPStatus.REQUEST_TIMEOUT, f"The body did not come within {BODY_SECONDS} seconds.") from None
     return bytes(body)
 
 

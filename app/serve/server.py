@@ -17,6 +17,7 @@ from app.serve.routes import application
 from app.settings import API_KEY
 from engine.config import ConfigError
 
+MAX_CONNECTIONS = 4096
 GOODBYE_SECONDS = 2
 """That clients have at the end to take what was sent to them."""
 
@@ -38,13 +39,16 @@ def serving(host: str, port: int, max_num_queued_reqs: int) -> Iterator[tuple[Ga
             log_level="critical",  # the screen is the dashboard's
             access_log=False,
             server_header=False,
+            limit_concurrency=MAX_CONNECTIONS,
             timeout_graceful_shutdown=GOODBYE_SECONDS,
         )
         server = uvicorn.Server(config)
         listens = threading.Event()
 
         async def serve() -> None:
-            gateway.listen(asyncio.get_running_loop())
+            loop = asyncio.get_running_loop()
+            loop.set_exception_handler(lambda *_: None)  # a full table of files would write all over the screen
+            gateway.listen(loop)
             listens.set()
             await server.serve([listener])
 

@@ -276,8 +276,8 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
     ("path", "body", "status", "kind", "param"),
     [
         (COMPLETIONS, {"prompt": "x" * 1024}, 400, "BadRequestError", "input_tokens"),
-        (COMPLETIONS, {"prompt": ""}, 400, "BadRequestError", None),
-        (COMPLETIONS, {"prompt": ["x", ""]}, 400, "BadRequestError", None),
+        (COMPLETIONS, {"prompt": ""}, 400, "BadRequestError", "prompt"),
+        (COMPLETIONS, {"prompt": ["x", ""]}, 400, "BadRequestError", "prompt"),
         (COMPLETIONS, {"prompt": "x", "n": 2}, 400, "BadRequestError", "n"),
         (COMPLETIONS, {"prompt": "x", "max_tokens": 0}, 400, "BadRequestError", "max_tokens"),
         (COMPLETIONS, {"prompt": "x", "truncate_prompt_tokens": 0}, 400, "BadRequestError", "truncate_prompt_tokens"),
@@ -387,7 +387,17 @@ def test_a_full_queue_takes_nobody_until_somebody_has_left(served: Served, monke
             assert 'reason="max_num_queued_reqs"} 1.0' in served.http.get("/metrics").text
         wait_for(lambda: not served.load())
     wait_for(lambda: served.post(COMPLETIONS, prompt="c").status_code == 200)
-    assert served.post(COMPLETIONS, prompt=["c", "d", "e"]).status_code == 503, "three are more than fit"
+    answer = served.post(COMPLETIONS, prompt=["c", "d", "e"])
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt"), "three can never fit"
+    assert "max_num_queued_reqs" in answer.json()["error"]["message"]
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.serve.routes.BODY_SECONDS", 0.05)
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    with socket.create_connection((LOOPBACK, int(served.url.rpartition(":")[2]))) as connection:
+        connection.sendall(f"{head}Content-Length: 100\r\n\r\n{{".encode())
+        assert connection.recv(1000).startswith(b"HTTP/1.1 408 ")
 
 
 # Many.

@@ -6,6 +6,7 @@ from msgspec.structs import replace
 
 from app import protocol
 from app.protocol import AddRequest, FromClient
+from app.run import Run
 from engine.config import EngineConfig
 from engine.core import LLMEngine
 from engine.request import SamplingParams
@@ -86,10 +87,27 @@ async def test_it_can_be_aborted_by_the_key_that_aborts() -> None:
 
 async def test_what_a_client_did_wrong_is_told_to_the_client_only() -> None:
     async with dashboard((120, 40), READY) as stand:
-        await stand.feed(FromClient(REQUEST), protocol.Refused(REQUEST.request_id, "the prompt is too long."))
+        await stand.feed(protocol.Refused(REQUEST.request_id, "the prompt is too long.", from_client=True))
         assert rows(stand) == [] and toasts(stand) == []
         await stand.feed(protocol.Refused("1", "the prompt is empty."))
         assert len(toasts(stand)) == 1
+
+
+async def test_who_comes_while_a_run_begins_has_joined_in() -> None:
+    """The engine tells of it behind the Ready of the run that it is in."""
+    async with dashboard((120, 40), READY) as stand:
+        stand.app.session.begin(EngineConfig(), run=Run("a scene"))
+        await stand.feed(replace(READY, run=1), FromClient(REQUEST))
+        session = stand.app.session
+        assert session.was_touched and REQUEST.request_id in session.pending
+
+
+async def test_what_a_client_did_wrong_is_not_the_runs_fault() -> None:
+    async with dashboard((120, 40), READY) as stand:
+        run = Run("a scene")
+        stand.app.session.begin(EngineConfig(), run=run)
+        await stand.feed(replace(READY, run=1), protocol.Refused(REQUEST.request_id, "too long.", from_client=True))
+        assert run.refused == []
 
 
 async def test_it_is_played_once_more_with_all_else() -> None:

@@ -33,13 +33,13 @@ def asked(kind: type[GenerationRequest], body: object) -> list[AddRequest]:
 
 def test_a_completion_is_raw_text_with_vllms_defaults() -> None:
     params = SamplingParams(max_tokens=16, temperature=1.0)
-    assert completion() == [AddRequest("id-0", "Why?", "text", params, raw=True)]
+    assert completion() == [AddRequest("id-0", "Why?", "text", params, raw=True, from_client=True)]
 
 
 def test_a_chat_goes_on_to_the_end_of_the_context() -> None:
     conversation = Conversation((Message("user", "Why?"),))
     params = SamplingParams(max_tokens=MAX_MODEL_LEN, temperature=1.0)
-    assert chat() == [AddRequest("id", conversation, "chat", params)]
+    assert chat() == [AddRequest("id", conversation, "chat", params, from_client=True)]
 
 
 def test_all_that_the_engine_knows_is_passed_on() -> None:
@@ -48,7 +48,7 @@ def test_all_that_the_engine_knows_is_passed_on() -> None:
         temperature=0,
         top_p=0.5,
         top_k=3,
-        seed=-1,
+        seed=-2,
         stop=["a", "b"],
         stop_token_ids=[5],
         ignore_eos=True,
@@ -60,7 +60,7 @@ def test_all_that_the_engine_knows_is_passed_on() -> None:
         temperature=0,
         top_p=0.5,
         top_k=3,
-        seed=-1,
+        seed=-2,
         stop=("a", "b"),
         stop_token_ids=(5,),
         ignore_eos=True,
@@ -238,3 +238,24 @@ def test_a_tokenizer_takes_a_whole_conversation() -> None:
     assert tokenizer.encode_chat(single) == tokenizer.encode_chat("Why?") == list(b"Why?")
     assert Conversation((Message("user", "a"), Message("assistant", "b"))).last_of_user == "a"
     assert Conversation((Message("system", "a"),)).last_of_user == ""
+
+
+def test_what_would_keep_everybody_waiting_is_refused_before_the_engine_sees_it() -> None:
+    """A long text has to be made into tokens, and stop strings are looked for after each token."""
+    for body in ({"prompt": "x" * 6401}, {"prompt": ["x", "x" * 6401]}):
+        with pytest.raises(RequestError, match="6,401 characters"):
+            completion(**body)
+    halves = [{"role": role, "content": "x" * 3201} for role in ("system", "user")]
+    with pytest.raises(RequestError, match="6,402 characters"):
+        chat(messages=halves)
+    for stop in (["x"] * 65, "x" * 1025, ["x" * 1025]):
+        with pytest.raises(ApiError, match="stop"):
+            completion(stop=stop)
+    assert completion(prompt="x" * 6400, stop=["x"] * 64)
+
+
+def test_values_of_vllms_clients_that_change_nothing_are_taken() -> None:
+    (request,) = completion(seed=-1, chat_template_kwargs={"enable_thinking": False})
+    assert request.params.seed is None
+    with pytest.raises(ApiError, match="chat_template_kwargs"):
+        completion(chat_template_kwargs={"enable_thinking": True})
