@@ -171,6 +171,7 @@ def test_what_init_wrote_can_be_read_with_every_setting_in_force(capsys: pytest.
     said_each_time = {
         "bench": ["scheduler"],
         "replay": ["run.gz"],
+        "attach": ["localhost:8000"],
         "compare": ["run.gz"],
         "export": ["run.gz", "--as=csv"],
         "play": ["figure"],
