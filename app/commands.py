@@ -84,7 +84,7 @@ COMMANDS = (
         "Send a short request of high priority, for policy priority.",
         call="inject('urgent')",
     ),
-    Command("prompt", "i", "Own prompt", "Write or paste a prompt of your own, and send it.", "prompt"),
+    Command("prompt", "i", "Own prompt", "Write or paste a prompt of your own, and send it.", "prompt", "can send"),
     Command("again", "a", "Again", "Send what was sent last once more."),
     Command(
         "more_load",

@@ -229,7 +229,8 @@ class Dashboard(ThemedApp[int]):
         focused = self.screen.focused
         topics = {RequestScreen: "request", ParametersScreen: "parameters"}
         topic = focused.id if isinstance(focused, Panel) else topics.get(type(self.screen))
-        await self._open(HelpScreen(self.commands, self.keys, topic))
+        of_server = self.session.server is not None
+        await self._open(HelpScreen(self.commands, self.keys, topic, of_server=of_server))
 
     def action_screenshot(self, filename: str | None = None, path: str | None = None) -> None:
         """Save into the folder that the program was started in, which a server has too."""
@@ -292,6 +293,8 @@ class Dashboard(ThemedApp[int]):
             self._say("Nothing was sent yet.")
 
     async def action_prompt(self) -> None:
+        if self._is_refused(self.session.why_not_sent):
+            return
         await self._open(PromptScreen(self._own_prompt), self._take_prompt)
 
     def on_key(self, event: Key) -> None:

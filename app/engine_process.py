@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import queue
 import signal
 import socket
 import subprocess
@@ -18,6 +17,7 @@ from typing import BinaryIO
 import platformdirs
 
 from app import protocol
+from app.event_queue import EventQueue
 from app.protocol import Command, EngineOptions, Event, Failed
 
 CLOSE_SECONDS = 1.0
@@ -55,8 +55,7 @@ class EngineProcess:
         self._connection = Connection(ours.detach())
         self._sending = threading.Lock()
         self._hear = hear
-        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self._news: Callable[[], object] | None = None
+        self._events = EventQueue()
         self._closing = False
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -73,17 +72,11 @@ class EngineProcess:
 
     def drain(self) -> list[Event]:
         """All events since the last call, in order."""
-        events = []
-        with suppress(queue.Empty):
-            while True:
-                events.append(self._events.get_nowait())
-        return events
+        return self._events.drain()
 
     def when_news(self, call: Callable[[], object]) -> None:
         """Call this as soon as there is something to drain: once, and from any thread."""
-        self._news = call
-        if not self._events.empty():
-            self._tell()
+        self._events.when_news(call)
 
     def close(self) -> None:
         """End the child and all that it started. It has nothing to lose: what it keeps on disk it moves there whole."""
@@ -110,13 +103,6 @@ class EngineProcess:
     def _take(self, event: Event) -> None:
         self._hear(event)
         self._events.put(event)
-        self._tell()
-
-    def _tell(self) -> None:
-        call, self._news = self._news, None
-        if call:
-            with suppress(RuntimeError):  # the event loop has ended
-                call()
 
     def _epitaph(self) -> str:
         """How a child that closed the connection by itself ended."""

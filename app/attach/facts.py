@@ -172,7 +172,7 @@ def _makes_sense(name: str, value: object) -> bool:
     if name in _LEAST:
         return type(value) is int and _LEAST[name] <= value < _MOST
     if name == "watermark":
-        return type(value) in (int, float) and 0 <= value < 1  # type: ignore[operator]
+        return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1
     if name == "policy":
         return value in _POLICIES
     return type(value) is bool

@@ -216,7 +216,10 @@ def _op(event: object, rank: str) -> PrefixOp | None:
 
 def _hashes(event: Mapping[str, Any]) -> tuple[str, ...]:
     """Raises TypeError for an event without any."""
-    return tuple(_hash(one) for one in event.get("block_hashes"))  # type: ignore[union-attr]
+    hashes = event.get("block_hashes")
+    if not isinstance(hashes, list):
+        raise TypeError("an event about blocks names none")
+    return tuple(map(_hash, hashes))
 
 
 def _hash(value: object) -> str:

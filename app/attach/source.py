@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import queue
 import threading
 import time
 from collections.abc import Callable
@@ -23,7 +22,9 @@ from app.attach.kv_events import KvListener
 from app.attach.metrics import Readings, Sample
 from app.attach.pace import SHORTEST_INTERVAL, USUAL_INTERVAL
 from app.attach.requests import OwnRequests
-from app.protocol import Command, Event
+from app.event_queue import EventQueue
+from app.protocol import Command
+from app.session import NOT_OURS, NOT_YET, READ_ONLY
 from engine.poll import Poll, PrefixOp
 from engine.progress import one_line
 from engine.trace import StepTrace
@@ -32,8 +33,6 @@ LONGEST_BACKOFF = 5.0
 """Seconds after which a server that did not answer is asked again, at most."""
 CLOSE_SECONDS = 2.0
 _UNTIL_IT_ANSWERS = "nothing can be sent until it answers"
-NOT_OURS = "a running server's parameters are set where it was started."
-READ_ONLY = "with --read-only nothing is sent to the server."
 
 
 class _Closed(Exception):
@@ -68,6 +67,8 @@ class AttachedServer:
         self._interval = interval
         self._clock = clock
         self._attached = clock()
+        events = EventQueue()
+        self._put, self.drain, self.when_news = events.put, events.drain, events.when_news
         self._requests = OwnRequests(self._connection, self._seconds, self._put)
         self._facts: Facts | None = None
         self._more_task: asyncio.Task[None] | None = None
@@ -86,8 +87,6 @@ class AttachedServer:
         self._steps_per_second = 0.0
         self._looked_at: float | None = None
         """When the last look began."""
-        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self._news: Callable[[], object] | None = None
         self._put(protocol.Loading(f"attaching to {self.url}", hint=_UNTIL_IT_ANSWERS))
         self._pace_changed = asyncio.Event()
         self._closing = asyncio.Event()
@@ -101,36 +100,11 @@ class AttachedServer:
         with suppress(RuntimeError):  # it has ended
             self._loop.call_soon_threadsafe(self._take, message)
 
-    def drain(self) -> list[Event]:
-        """All events since the last call, in order."""
-        events = []
-        with suppress(queue.Empty):
-            while True:
-                events.append(self._events.get_nowait())
-        return events
-
-    def when_news(self, call: Callable[[], object]) -> None:
-        """Call this as soon as there is something to drain: once, and from any thread."""
-        self._news = call
-        if not self._events.empty():
-            self._tell()
-
     def close(self) -> None:
         """End all streams, which the server takes for an abort, and the thread."""
-        self._news = None
         with suppress(RuntimeError):  # it has ended by itself
             self._loop.call_soon_threadsafe(self._closing.set)
         self._thread.join(CLOSE_SECONDS)
-
-    def _put(self, event: Event) -> None:
-        self._events.put(event)
-        self._tell()
-
-    def _tell(self) -> None:
-        call, self._news = self._news, None
-        if call:
-            with suppress(RuntimeError):  # the event loop has ended
-                call()
 
     # What happens in the thread.
 
@@ -159,7 +133,7 @@ class AttachedServer:
             case protocol.AddRequest(request_id) if self._read_only:
                 self._put(protocol.Refused(request_id, READ_ONLY))
             case protocol.AddRequest(request_id) if self._facts is None:
-                self._put(protocol.Refused(request_id, f"{self.url} has not answered yet."))
+                self._put(protocol.Refused(request_id, NOT_YET))
             case protocol.AddRequest() if self._facts:
                 self._requests.begin(message, self._facts.model, self._tasks)
             case protocol.Abort(request_id):

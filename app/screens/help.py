@@ -38,6 +38,20 @@ BEGIN = (
     ("tab {help}", "Choose a panel, and ask what it shows. A click chooses one as well."),
 )
 """What to try first, with the commands whose keys do it."""
+ABOUT_SERVER = (
+    "A server elsewhere is looked at, again and again. What it tells is shown; what it does not tell is not."
+)
+BEGIN_SERVER = (
+    ("{short} {long} {burst}", "Send it a request: a short one, a long one, or several at once. Only these have rows."),
+    ("{previous_preemption}", "Go back to the last preemption that it counted."),
+    ("{why}", "Read all that it told in one poll, with the words explained."),
+    ("{step_back} {step_forward}", "Walk through the polls; it goes on meanwhile, and so do they."),
+    ("{live} {pause}", "Back to the newest poll; stop asking, or go on."),
+    ("{faster} {slower}", "Ask more or less often."),
+    ("{measures}", "Latency and waste, of all its requests and of yours."),
+    ("tab {help}", "Choose a panel, and ask what it shows. A click chooses one as well."),
+)
+"""The same in front of a server elsewhere."""
 SIGNS = (
     ("▪ decode", DECODE, "a request computes one token: the one that it got in the step before."),
     ("█ prefill", PREFILL, "a prompt is computed; a long one in chunks, as the token budget of a step allows."),
@@ -75,7 +89,10 @@ class Row:
 
 
 class HelpScreen(ModalScreen[None]):
-    """Opens at the panel with the id `topic`, if there is one. Closes on Escape, `?` or `q`."""
+    """Opens at the panel with the id `topic`, if there is one. Closes on Escape, `?` or `q`.
+
+    `of_server`: what is looked at is a server elsewhere.
+    """
 
     BINDINGS: ClassVar[list[BindingType]] = [
         ("escape", "leave", "Close"),
@@ -93,9 +110,16 @@ class HelpScreen(ModalScreen[None]):
     AUTO_FOCUS = ""
 
     def __init__(
-        self, commands: Iterable[Command] = COMMANDS, keys: Mapping[str, str] | None = None, topic: str | None = None
+        self,
+        commands: Iterable[Command] = COMMANDS,
+        keys: Mapping[str, str] | None = None,
+        topic: str | None = None,
+        *,
+        of_server: bool = False,
     ) -> None:
         super().__init__()
+        self._about = ABOUT_SERVER if of_server else ABOUT
+        self._begin: tuple[tuple[str, str], ...] = BEGIN_SERVER if of_server else BEGIN
         self._commands = tuple(commands)
         self._keys = keys or shown_keys(self._commands)
         self._topic = topic if topic in PANELS else None
@@ -129,8 +153,8 @@ class HelpScreen(ModalScreen[None]):
         """All that one section explains."""
         match section:
             case "Begin":
-                yield Row("", ABOUT)
-                yield from (Row(hint.format(**self._keys), text, DECODE) for hint, text in BEGIN)
+                yield Row("", self._about)
+                yield from (Row(hint.format(**self._keys), text, DECODE) for hint, text in self._begin)
             case "Keys":
                 yield from (
                     Row(" ".join(_names(command, self._keys[command.name])), command.help, DECODE)

@@ -132,7 +132,7 @@ class ParameterList(Panel):
         parameter = PARAMETERS[index]
         name = parameter.name
         if name == SPEED:
-            text = "as usual" if self.parameters.is_elsewhere and not self.speed else _speed_text(self.speed)
+            text = _speed_text(self.speed, of_server=self.parameters.is_elsewhere)
             return [(text, style(TEXT, bold=True))]
         if name in self.parameters.unknown:
             return [("not told", style(DIM))]
@@ -290,5 +290,7 @@ def _paragraph(sign: str, text: str, color: str, width: int) -> list[list[Part]]
     return wrap_parts(parts, width - 1, indent=3)
 
 
-def _speed_text(speed: float) -> str:
+def _speed_text(speed: float, *, of_server: bool) -> str:
+    if of_server:
+        return f"{speed:g} polls/s" if speed else "as usual"
     return f"{speed:g} steps/s" if speed else "no limit"

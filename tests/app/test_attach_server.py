@@ -17,10 +17,11 @@ from starlette.responses import Response
 from app import protocol
 from app.attach import connection, facts
 from app.attach.requests import MAX_EVENT_BYTES
-from app.attach.source import NOT_OURS, READ_ONLY, AttachedServer
+from app.attach.source import AttachedServer
 from app.protocol import AddRequest, Loading, Notice, PaceSet, Ready, Refused
 from app.recorded import Recorded, Recordings
 from app.recording import Recording
+from app.session import NOT_OURS, READ_ONLY
 from engine.config import EngineConfig
 from engine.poll import Poll
 from engine.request import SamplingParams

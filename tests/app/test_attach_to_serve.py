@@ -27,8 +27,8 @@ def served() -> Iterator[Served]:
 class Watched:
     """A server that is attached to, and all that was seen of it."""
 
-    def __init__(self, url: str, **options: bool) -> None:
-        self.source = AttachedServer(url, interval=0.1, **options)  # type: ignore[arg-type]
+    def __init__(self, url: str, *, read_only: bool = False) -> None:
+        self.source = AttachedServer(url, interval=0.1, read_only=read_only)
         self.events: list[Event] = []
         self.view = EngineView()
         wait_for(lambda: len(self.traces) > 1)
@@ -88,7 +88,8 @@ def test_what_is_sent_from_here_comes_back_token_by_token(watched: Watched, serv
     assert seen.text == alone.choices[0].message.content
     assert (seen.num_output_tokens, len(seen.itl)) == (24, 23)
     assert alone.usage is not None and seen.num_prompt_tokens == alone.usage.prompt_tokens
-    assert seen.ttft is not None and 0 < seen.ttft < seen.finished.e2e  # type: ignore[operator, union-attr]
+    assert seen.finished is not None and seen.finished.e2e is not None
+    assert seen.ttft is not None and 0 < seen.ttft < seen.finished.e2e
 
 
 def test_polls_add_up_to_what_was_served(watched: Watched, served: Served) -> None:

@@ -16,7 +16,7 @@ from tests.app.support import READY, STEP_SECONDS, TIMES, Stand, dashboard, sayi
 from tests.engine.support import FakeClock, ScriptedRunner, byte_tokenizer
 
 CONVERSATION = Conversation((Message("user", "What is it?"),))
-REQUEST = AddRequest("chatcmpl-1f", CONVERSATION, "chat", SamplingParams(max_tokens=3))
+REQUEST = AddRequest("chatcmpl-1f", CONVERSATION, "chat", SamplingParams(max_tokens=3), from_client=True)
 
 
 class Client:
@@ -118,4 +118,5 @@ async def test_it_is_played_once_more_with_all_else() -> None:
         await stand.press("N")
         (begin,) = stand.source.take_sent()
         assert isinstance(begin, protocol.Begin)
-        assert begin.cues == (protocol.Cue(REQUEST, step=0),)
+        scripted = replace(REQUEST, request_id=f"again-{REQUEST.request_id}", from_client=False)
+        assert begin.cues == (protocol.Cue(scripted, step=0),), "its client has nothing to do with it any more"

@@ -308,7 +308,15 @@ async def test_parameters_are_shown_as_far_as_they_are_told() -> None:
         assert NOT_OURS.split(":")[0] in " ".join(stand.text().split())
 
 
-@pytest.mark.parametrize("key", ["s", "l", "b", "d", "u", "greater_than_sign", "x", "a"])
+async def test_help_tells_of_a_server_and_not_of_an_engine() -> None:
+    async with dashboard((120, 40), *server_events(series())) as stand:
+        await stand.press("question_mark")
+        text = stand.text()
+        assert "A server elsewhere is looked at" in text and "Walk through the polls" in text
+        assert "A real language model runs here" not in text and "Play a preset" not in text
+
+
+@pytest.mark.parametrize("key", ["s", "l", "b", "d", "u", "i", "greater_than_sign", "x", "a"])
 async def test_read_only_sends_nothing_whatever_is_pressed(key: str) -> None:
     ready = replace(SERVER_READY, server=replace(SERVER, read_only=True))
     async with dashboard((120, 40), *server_events(series(), ready)) as stand:
