@@ -38,9 +38,7 @@ BEGIN = (
     ("tab {help}", "Choose a panel, and ask what it shows. A click chooses one as well."),
 )
 """What to try first, with the commands whose keys do it."""
-ABOUT_SERVER = (
-    "A server elsewhere is looked at, again and again. What it tells is shown; what it does not tell is not."
-)
+ABOUT_SERVER = "A server elsewhere is looked at, again and again. What it tells is shown; what it does not tell is not."
 BEGIN_SERVER = (
     ("{short} {long} {burst}", "Send it a request: a short one, a long one, or several at once. Only these have rows."),
     ("{previous_preemption}", "Go back to the last preemption that it counted."),
